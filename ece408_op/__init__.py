@@ -1,7 +1,7 @@
 """Hand-written convolution kernels as an operator of Apache MXNet.
 
-Importing this package makes the operator `ece408_conv` known to MXNet, at once when MXNet is
-loaded already, otherwise as soon as it is imported; MXNet itself is not imported by it.
+Importing this package registers the operator `ece408_conv` with MXNet, immediately if MXNet is
+loaded, else when it is imported. The package itself does not import MXNet.
 """
 
 import importlib
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from .operator.gpu_network import gpu_report, to_gpu
     from .operator.net_comparison import NetComparison, compare
     from .operator.pinned_arrays import page_locked
-    from .operator.swap import swap, swap_checkpoint, unswap
+    from .operator.swapping import swap, swap_checkpoint, unswap
     from .problem import ConvProblem
     from .version import __version__
 
@@ -41,8 +41,8 @@ __all__ = [
     "unswap",
 ]
 
-# Where a name comes from. Modules are imported when something of them is asked for, so that a
-# program can start NVIDIA's driver and import NumPy at the same time.
+# The modules of public names. They are imported at first use, so that a program can start NVIDIA's
+# driver and import NumPy at the same time.
 _MODULES = {
     "ConvProblem": "problem",
     "Convolution": "operator.convolution",
@@ -54,12 +54,12 @@ _MODULES = {
     "op_times": "op_log",
     "page_locked": "operator.pinned_arrays",
     "register_backend": "dispatch",
-    "swap": "operator.swap",
-    "swap_checkpoint": "operator.swap",
+    "swap": "operator.swapping",
+    "swap_checkpoint": "operator.swapping",
     "to_gpu": "operator.gpu_network",
-    "unswap": "operator.swap",
+    "unswap": "operator.swapping",
 }
-# Layers are classes of Gluon's and need MXNet to exist.
+# Layers are subclasses of Gluon's and need MXNet.
 _LAYERS = ("Conv1D", "Conv2D")
 
 register_with_mxnet()

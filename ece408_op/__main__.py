@@ -20,7 +20,7 @@ def main(line: Sequence[str] | None = None) -> NoReturn:
     try:
         from .cli.main import main as run
     except KeyboardInterrupt:
-        # As `cli.program` says it, which may not be there yet.
+        # In the format of `cli.program`, which may not be imported yet.
         print("ece408: error: interrupted", file=sys.stderr)
         sys.exit(130)
     run(line)

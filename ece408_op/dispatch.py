@@ -1,4 +1,4 @@
-"""Which backend computes a call, and the call itself, timed for the log of op times."""
+"""Dispatch of a call to a backend, with timing for the log of op times."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from typing import Callable
 
 from . import op_log, settings
 from .backends import Backend, Done, kernel_file
-from .backends.cpu.backend import CpuBackend
-from .backends.cpu.file_backend import FileBackend
+from .backends.cpu.cpu_backend import CpuBackend
+from .backends.cpu.cpu_file_backend import FileBackend
 from .backends.cpu.reference import ReferenceBackend
 from .backends.kernel_file import KernelFile
 from .errors import InvalidSetting, NoUsableGpu, UnsupportedProblem
@@ -22,10 +22,10 @@ from .problem import ConvProblem
 
 @dataclass(frozen=True)
 class Layer:
-    """Who is calling: the layer's name, where its arrays are, and what it asks for.
+    """The calling layer: its name, the device of its arrays, and its requests.
 
-    Arrays are on the CPU, or on the GPU of number `index`. `backend`, `cuda_kernel`, `precision`
-    and `gradient_precision` are names, or `None` for what the settings say.
+    Arrays are on the CPU, or on GPU number `index`. `backend`, `cuda_kernel`, `precision` and
+    `gradient_precision` are names, or `None` for the settings' values.
     """
 
     name: str = ""
@@ -40,7 +40,7 @@ class Layer:
         return f"{self.device}({self.index})" if self.device == "gpu" else self.device
 
 
-# How to make a backend for a layer, by the device that its arrays are on.
+# Constructors of a layer's backend, by the device of its arrays.
 _BACKENDS: dict[str, dict[str, Callable[[Layer], Backend]]] = {
     "cpu": {
         "cpu": lambda layer: _cpu_backend(layer),
@@ -52,12 +52,12 @@ _BACKENDS: dict[str, dict[str, Callable[[Layer], Backend]]] = {
         "cuda": lambda layer: _zero_copy_backend(layer),
     },
 }
-# What else runs files for a device.
+# Other backends that run files for a device.
 _EMULATING = {"cuda": ("emulator",)}
 _OWN = tuple(_BACKENDS["cpu"])
 # Default backends, in order of preference.
 _DEFAULTS = {"cpu": ("cpu", "reference"), "gpu": ("cuda",)}
-# Of the emulator: kernels of this package need inline PTX where they are faster.
+# The emulator's kernels: this package's faster ones need inline PTX.
 _EMULATED_KERNEL, _EMULATED_STRICTLY = "general", "general_strict"
 
 
@@ -66,7 +66,7 @@ def _kernel(layer: Layer) -> str | None:
 
 
 def _kernel_file(layer: Layer) -> KernelFile | None:
-    """The file whose kernel is to compute the layer forward."""
+    """Return the file whose kernel computes the layer forward, if any."""
     kernel = _kernel(layer)
     return kernel_file.find(kernel) if kernel and kernel_file.device_of(kernel) else None
 
@@ -78,17 +78,16 @@ def _cpu_backend(layer: Layer) -> Backend:
     return FileBackend(file, _precisions(layer)[1])
 
 
-# What is for GPUs is imported where it is needed: it is a third of what `import ece408_op` would
-# take.
+# GPU code is imported only if used: it would take a third of the time of `import ece408_op`.
 
 
 def _staged_backend(layer: Layer) -> Backend:
     file = _kernel_file(layer)
     if file is None or file.form == "declared":
-        from .backends.cuda.backend import StagedBackend
+        from .backends.cuda.cuda_backend import StagedBackend
 
         return StagedBackend(_kernel(layer), *_precisions(layer))
-    from .backends.cuda.file_backend import StagedFileBackend
+    from .backends.cuda.cuda_file_backend import StagedFileBackend
 
     return StagedFileBackend(file, _precisions(layer)[1])
 
@@ -96,16 +95,16 @@ def _staged_backend(layer: Layer) -> Backend:
 def _zero_copy_backend(layer: Layer) -> Backend:
     file = _kernel_file(layer)
     if file is None or file.form == "declared":
-        from .backends.cuda.backend import ZeroCopyBackend
+        from .backends.cuda.cuda_backend import ZeroCopyBackend
 
         return ZeroCopyBackend(layer.index, _kernel(layer), *_precisions(layer))
-    from .backends.cuda.file_backend import ZeroCopyFileBackend
+    from .backends.cuda.cuda_file_backend import ZeroCopyFileBackend
 
     return ZeroCopyFileBackend(layer.index, file, _precisions(layer)[1])
 
 
 def _emulator(layer: Layer) -> Backend:
-    from .backends.emulator.backend import of_kernel
+    from .backends.emulator.emulator_backend import of_kernel
     from .backends.emulator.library import Emulation
 
     own = _EMULATED_STRICTLY if _is_strict(layer) else _EMULATED_KERNEL
@@ -115,8 +114,8 @@ def _emulator(layer: Layer) -> Backend:
 
 @functools.lru_cache(maxsize=1)
 def backend_of_cuda_files() -> str:
-    """Who computes by a CUDA file for arrays on the CPU, unless a backend is asked for: "cuda", or
-    "emulator" where there is no GPU; stderr says so then, once."""
+    """Return the backend of CUDA files for arrays on the CPU if none is requested: "cuda", or
+    "emulator" without a GPU; the latter is printed to stderr once."""
     try:
         gpu.find_driver()
     except NoUsableGpu as error:
@@ -133,14 +132,13 @@ def _backend_of(file: KernelFile, layer: Layer) -> str:
 
 
 def _precisions(layer: Layer) -> tuple[str, str]:
-    """How exact the forward pass and gradients must be at least.
+    """Return the minimum precisions of the forward pass and of gradients.
 
-    Gradients are as exact as float32 unless something else is asked for them; a strict layer's
-    are strict.
+    Gradients default to float32; those of a strict layer are strict.
     """
     forward = layer.precision or settings.precision()
-    asked = layer.gradient_precision or settings.gradient_precision()
-    return forward, asked or ("strict" if forward == "strict" else "float32")
+    gradients = layer.gradient_precision or settings.gradient_precision()
+    return forward, gradients or ("strict" if forward == "strict" else "float32")
 
 
 def _is_strict(layer: Layer) -> bool:
@@ -148,10 +146,11 @@ def _is_strict(layer: Layer) -> bool:
 
 
 def register_backend(name: str, backend: Backend) -> None:
-    """Have `backend=name` of the operator, and ECE408_BACKEND, mean this one for arrays on the CPU.
+    """Register a backend for arrays on the CPU under a name, for the operator's attribute `backend`
+    and ECE408_BACKEND.
 
-    A later one of the same name takes its place. Raises `InvalidSetting` for the name of a backend
-    of this package, and for what is no name or no `Backend`.
+    It replaces an earlier one of the same name. Raises `InvalidSetting` for the name of a backend
+    of this package, for an invalid name, and for an object that is no `Backend`.
     """
     if not re.fullmatch(r"[A-Za-z][\w.-]*", name) or name in _OWN:
         raise InvalidSetting(
@@ -167,12 +166,12 @@ def register_backend(name: str, backend: Backend) -> None:
 
 
 def backend_names() -> tuple[str, ...]:
-    """The names that `--backend`, ECE408_BACKEND and the operator's attribute can have."""
+    """Return the valid names for `--backend`, ECE408_BACKEND and the operator's attribute."""
     return tuple(_BACKENDS["cpu"])
 
 
 def check_name(backend: str) -> None:
-    """Raise `InvalidSetting` unless there is a backend of this name."""
+    """Raise `InvalidSetting` unless a backend of this name exists."""
     if backend not in backend_names():
         raise InvalidSetting(
             f"unknown backend {backend!r}; choose one of {', '.join(backend_names())}"
@@ -180,8 +179,8 @@ def check_name(backend: str) -> None:
 
 
 def check_names(backend: str | None = None, cuda_kernel: str | None = None) -> None:
-    """Raise `InvalidSetting` unless there are a backend and a kernel of these names, and a file's
-    kernel is for that backend; names that are not given are those of the settings."""
+    """Raise `InvalidSetting` unless a backend and a kernel of these names exist, and a file's
+    kernel is for that backend; missing names are those of the settings."""
     backend = backend or settings.backend()
     if backend is not None:
         check_name(backend)
@@ -200,7 +199,7 @@ def check_names(backend: str | None = None, cuda_kernel: str | None = None) -> N
 
 
 def check_settings() -> None:
-    """Raise `InvalidSetting` or `InvalidSize` for a setting that the operator could not use."""
+    """Raise `InvalidSetting` or `InvalidSize` for a setting that the operator cannot use."""
     check_names()
     settings.emulation()
     settings.isa()
@@ -212,11 +211,10 @@ def check_settings() -> None:
 
 
 def select(problem: ConvProblem, layer: Layer, direction: str) -> Backend:
-    """The backend for one direction, "forward", "backward_data" or "backward_weight".
+    """Return the backend for one direction, "forward", "backward_data" or "backward_weight".
 
-    A backend asked for, by the layer or in the settings, computes the forward pass or nothing
-    does; for a gradient it lacks, the device's own backends stand in, and the log of op times
-    says so.
+    A backend requested by the layer or in the settings is the only one for the forward pass; if it
+    lacks a gradient, the device's own backends compute that, and the log of op times says so.
 
     Raises `InvalidSetting` for an unknown name and `UnsupportedProblem` when none can compute it.
     """
@@ -241,7 +239,7 @@ def select(problem: ConvProblem, layer: Layer, direction: str) -> Backend:
 
 
 def prepare(problem: ConvProblem, layer: Layer, direction: str = "forward") -> Backend:
-    """The backend of a direction, which has done what its first call would spend time on.
+    """Return the backend of a direction, prepared for its first call.
 
     Raises what `forward` raises.
     """

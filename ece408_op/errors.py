@@ -1,4 +1,4 @@
-"""Every error the package raises on purpose, each with the exit code the command line ends with.
+"""Errors that the package raises on purpose, and their exit codes.
 
 An error's text is one line: what is wrong, the offending value, and what to do about it.
 """
@@ -12,8 +12,8 @@ from collections.abc import Callable, Iterator
 
 
 def printable(text: str) -> str:
-    """A stranger's text in one line, with what is not printable, such as a terminal's escape
-    sequences, as Python writes it."""
+    """Return untrusted text as one line, with unprintable characters, such as a terminal's escape
+    sequences, escaped as in Python."""
     return "".join(
         each if each.isprintable() else " " if each.isspace() else ascii(each)[1:-1]
         for each in text
@@ -21,13 +21,13 @@ def printable(text: str) -> str:
 
 
 class Ece408Error(Exception):
-    """Base of every error below; catching it catches all that this package raises on purpose."""
+    """Base of all errors that this package raises on purpose."""
 
     exit_code = 1
 
 
 class InvalidSize(Ece408Error, ValueError):
-    """A number of images, a batch size or a number of threads that cannot be used."""
+    """An invalid number of images, batch size or number of threads."""
 
     exit_code = 3
 
@@ -57,7 +57,7 @@ class DownloadFailed(Ece408Error):
 
 
 class CheckpointMissing(Ece408Error):
-    """A symbol or parameter file of a model is not there."""
+    """A symbol or parameter file of a model is missing."""
 
     exit_code = 8
 
@@ -81,7 +81,7 @@ class MXNetMissing(Ece408Error, ImportError):
 
 
 class NotEnoughMemory(Ece408Error, MemoryError):
-    """The work asked for needs more memory than this machine has free."""
+    """The requested work needs more memory than this machine has free."""
 
     exit_code = 12
 
@@ -99,13 +99,13 @@ class InvalidProblem(Ece408Error, ValueError):
 
 
 class UnsupportedProblem(Ece408Error):
-    """A valid convolution that the backend asked for cannot compute."""
+    """A valid convolution that the requested backend cannot compute."""
 
     exit_code = 15
 
 
 class InvalidSetting(Ece408Error, ValueError):
-    """A setting, from an argument or the environment, with a value it cannot have."""
+    """A setting, from an argument or the environment, with an invalid value."""
 
     exit_code = 16
 
@@ -117,7 +117,7 @@ class OperatorFailed(Ece408Error):
 
 
 class NoUsableGpu(Ece408Error):
-    """There is no GPU, or a part of what it takes to compute on it is missing."""
+    """No GPU, or a requirement for computing on it is missing."""
 
     exit_code = 18
 
@@ -135,7 +135,7 @@ class GpuFailed(Ece408Error):
 
 
 class WrongResult(Ece408Error):
-    """A kernel that was to be timed computes something other than a convolution."""
+    """A kernel computes something other than a convolution, so it is not timed."""
 
     exit_code = 23
 
@@ -147,8 +147,8 @@ class TuningFailed(Ece408Error):
 
 
 class ProfilerMissing(Ece408Error):
-    """What records, counts or sanitizes is not there or does not start: CUPTI for Python, ncu, or
-    compute-sanitizer."""
+    """A recorder, ncu or compute-sanitizer is missing or does not start; recording needs CUPTI for
+    Python."""
 
     exit_code = 26
 
@@ -160,7 +160,7 @@ class ProfilingNotPermitted(Ece408Error):
 
 
 class ScriptMissing(Ece408Error):
-    """What is to be profiled is neither a milestone nor a Python script that can be read."""
+    """The program to profile is neither a milestone nor a readable Python script."""
 
     exit_code = 28
 
@@ -178,7 +178,7 @@ class NotesUnreadable(Ece408Error):
 
 
 class CacheUntrusted(Ece408Error):
-    """Something in the cache that could do harm, and that other users can have written."""
+    """A cache file that could do harm, and that other users can have written."""
 
     exit_code = 31
 
@@ -196,7 +196,7 @@ class KernelFailed(Ece408Error):
 
 
 class KernelNotSupported(Ece408Error):
-    """A user's kernel may be right, and needs what is not here: a GPU, or a library."""
+    """A user's kernel may be right, but needs a GPU or a library that is missing."""
 
     exit_code = 34
 
@@ -239,16 +239,16 @@ class SchedulerUnreached(Ece408Error):
 
 _lock = threading.Lock()
 _first_failure: Ece408Error | None = None
-# How many `surfaced` blocks there are now, and what was last said where there was none.
+# The number of open `surfaced` blocks, and the last message printed outside of them.
 _blocks = 0
 _last_said = ""
 
 
 def remember(error: Exception) -> Ece408Error:
-    """Keep the first failure that MXNet will report without its text; returns it as ours.
+    """Keep the first failure that MXNet will report without its text; return it as ours.
 
-    An error that is not of this package becomes the cause of an `OperatorFailed`. Outside
-    `surfaced`, where it would be lost, its text goes to stderr, once.
+    An error of another package becomes the cause of an `OperatorFailed`. Outside `surfaced`, where
+    it would be lost, its text is printed to stderr, once.
     """
     global _first_failure, _last_said
     if isinstance(error, Ece408Error):
@@ -267,7 +267,7 @@ def remember(error: Exception) -> Ece408Error:
 
 
 def remembered(work: Callable[[], object]) -> int:
-    """Do it for C++: 1 when it is done, else 0, and the failure is remembered."""
+    """Call `work` for C++: return 1, or remember its failure and return 0."""
     try:
         work()
     except Exception as error:
@@ -277,7 +277,7 @@ def remembered(work: Callable[[], object]) -> int:
 
 
 def take_failure() -> Ece408Error | None:
-    """The first failure since the last call, which forgets it; `None` when there was none."""
+    """Return and forget the first failure since the last call; `None` if there was none."""
     global _first_failure
     with _lock:
         failure, _first_failure = _first_failure, None
@@ -298,12 +298,12 @@ def _listening() -> Iterator[None]:
 
 @contextlib.contextmanager
 def surfaced() -> Iterator[None]:
-    """Raise what went wrong in the operator, not MXNet's error without its text.
+    """Raise the operator's original error instead of MXNet's error without its text.
 
-    MXNet reports a failure inside an operator at the next synchronisation, as an `MXNetError`
-    that lacks the message, and arrays read after that hold garbage. Inside this block the
-    original error is raised in its place (chained to it), or at the end of the block if MXNet
-    has said nothing by then; wait for the results inside it::
+    MXNet reports a failure inside an operator at the next synchronisation, as an `MXNetError` that
+    lacks the message, and arrays read after that contain garbage. Inside this block the original
+    error is raised in its place (chained to it), or at the end of the block if MXNet has not
+    reported it by then; wait for the results inside it::
 
         with ece408_op.errors.surfaced():
             answers = module.predict(images).asnumpy()

@@ -1,4 +1,4 @@
-"""The log of op times: one entry for each time a backend computed for a layer."""
+"""Log of op times: one entry per call of a backend for a layer."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from .problem import ConvProblem
 
 @dataclass(frozen=True)
 class GpuTime:
-    """How long, within one call, any kernel ran and any copy over the bus was under way.
+    """The time within one call during which any kernel, and any copy over the bus, was active.
 
-    Copies and kernels overlap, so the two may add up to more than the call took.
+    Copies and kernels overlap, so their sum may exceed the time of the call.
     """
 
     kernel_seconds: float
@@ -26,10 +26,10 @@ class GpuTime:
 class OpTime:
     """One call of a backend.
 
-    `seconds` is wall time around the backend's call, its device idle before and after; `gpu` is
-    what kept a GPU busy meanwhile, or `None` when none computed. `precision` is the arithmetic's,
-    "strict", "tf32" or "float16" where that was asked for and taken, and otherwise "float32": as
-    exact as the arrays' type allows, or float32 where that is more.
+    `seconds` is wall time around the backend's call, with its device idle before and after; `gpu`
+    is the busy time of GPUs, or `None` when none computed. `precision` is the arithmetic's:
+    "strict", "tf32" or "float16" if requested and used, and otherwise "float32": as exact as the
+    arrays' type allows, or float32 if that is more.
     """
 
     layer: str
@@ -50,8 +50,8 @@ _HEADER = ("layer", "direction", "backend", "kernel", "precision", "ms", "proble
 
 
 class OpTimes(list[OpTime]):
-    """The calls of one `op_times` block in the order they ended; `str` gives a table, and so does
-    a notebook."""
+    """The calls of one `op_times` block in the order of completion; displayed as a table by `str`
+    and notebooks."""
 
     def __str__(self) -> str:
         rows = self._rows()
@@ -65,7 +65,7 @@ class OpTimes(list[OpTime]):
         )
 
     def _repr_html_(self) -> str:
-        """The table in a notebook."""
+        """Return the table for a notebook."""
         head = "".join(f"<th>{each}</th>" for each in _HEADER)
         rows = ["".join(f"<td>{html.escape(cell)}</td>" for cell in row) for row in self._rows()]
         body = "".join(f"<tr>{row}</tr>" for row in rows)
@@ -88,7 +88,7 @@ _lock = threading.Lock()
 
 
 def watch(on_change: Callable[[bool], object]) -> None:
-    """Have `on_change` told now, and at every beginning and end of an `op_times` block, whether any
+    """Call `on_change` now, and at every beginning and end of an `op_times` block, with whether any
     such block is collecting."""
     with _lock:
         _watchers.append(on_change)
@@ -98,22 +98,22 @@ def watch(on_change: Callable[[bool], object]) -> None:
 def _change(how: Callable[[_Listener], None], listener: _Listener) -> None:
     with _lock:
         how(listener)
-        # With the lock: who is told last is told what is true last.
+        # With the lock held, so that the last notification is the current state.
         for on_change in _watchers:
             on_change(bool(_listeners))
 
 
 def collecting() -> bool:
-    """Whether any `op_times` block is collecting."""
+    """Return whether any `op_times` block is collecting."""
     return bool(_listeners)
 
 
 @contextlib.contextmanager
 def op_times(on_call: Callable[[OpTime], object] | None = None) -> Iterator[OpTimes]:
-    """Collect the op times of every call that ends within the block, on whichever thread.
+    """Collect the op times of every call that ends within the block, on any thread.
 
     MXNet computes asynchronously: wait for the results (`asnumpy`, `wait_to_read`) inside the
-    block. `on_call`, if given, also gets each entry as soon as it is known.
+    block. `on_call`, if given, also receives each entry immediately.
     """
     log = OpTimes()
 
@@ -130,7 +130,7 @@ def op_times(on_call: Callable[[OpTime], object] | None = None) -> Iterator[OpTi
 
 
 def publish(entry: OpTime) -> None:
-    """Hand an entry to every open `op_times` block."""
+    """Pass an entry to every open `op_times` block."""
     with _lock:
         listeners = list(_listeners)
     for listen in listeners:

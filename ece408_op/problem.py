@@ -1,4 +1,4 @@
-"""`ConvProblem`, the one description of a convolution, and how exact its result must be."""
+"""`ConvProblem`, the description of a convolution, and precisions of its result."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from .errors import InvalidProblem, InvalidSetting
 
 Pair = tuple[int, int]
 
-# What a caller permits, and what a computation was. The strictest first; each permits everything
-# that those before it permit. With "strict" no element of a float32 result is off by more than 1e-6
-# of the sum of its terms' magnitudes. With "float32" the relative L2 error is that of float32 sums,
-# but an element that is small beside its neighbours may be off by more: Winograd's algorithm adds
-# numbers to its terms that others than it need, and split numbers share a power of two.
+# Precisions that a caller permits, or that a computation used, in descending order; each permits
+# all before it. "strict": every element of a float32 result is within 1e-6 of the sum of its terms'
+# magnitudes. "float32": the relative L2 error is that of float32 sums, but a small element beside
+# large ones may have a larger error: Winograd's algorithm adds numbers that only its neighbours
+# need, and split numbers share a power of two.
 PRECISIONS = ("strict", "float32", "tf32", "float16")
 ITEM_BYTES = {"float16": 2, "float32": 4, "float64": 8}
-# Bounds of kernels/cpu/api/shape.h: MXNet's for one size, and what an address reaches for an array.
+# Limits of kernels/cpu/api/shape.h: MXNet's for one size, and address arithmetic's for an array.
 MOST_SIZE = 2**31 - 1
 MOST_ELEMENTS = 2**47
 
@@ -33,8 +33,8 @@ _PAIRS = {"k": "kernel", "s": "stride", "p": "pad", "d": "dilate"}
 
 
 def check_precision(name: str, what: str = "precision") -> str:
-    """The name, if it is one of `PRECISIONS`; `what` is "precision" or "gradient precision". Raises
-    `InvalidSetting` if not."""
+    """Return the name if it is one of `PRECISIONS`; `what` is "precision" or "gradient precision".
+    Raises `InvalidSetting` if not."""
     if name not in PRECISIONS:
         attribute = what.replace(" ", "_")
         ways = ["--precision"] if what == "precision" else []
@@ -103,7 +103,7 @@ class ConvProblem:
                 )
 
     def _check_numbers(self, name: str) -> None:
-        """Raise `InvalidProblem` unless the field's numbers are whole and within its bounds."""
+        """Raise `InvalidProblem` unless the field's numbers are integers within its bounds."""
         value = getattr(self, name)
         is_pair = name in _PAIRS.values()
         numbers = value if is_pair else (value,)
@@ -154,12 +154,12 @@ class ConvProblem:
 
     @property
     def bytes(self) -> int:
-        """Least memory traffic of one forward pass: inputs read once, the output written once."""
+        """Minimum memory traffic of one forward pass: inputs read once, the output written once."""
         elements = sum(math.prod(s) for s in (self.x_shape, self.w_shape, self.y_shape))
         return ITEM_BYTES[self.dtype] * (elements + (self.filters if self.bias else 0))
 
     def __str__(self) -> str:
-        """The problem in one word, `b100,c12,h33,w33,m24,k5x5`, without what has its default."""
+        """The problem in one word, `b100,c12,h33,w33,m24,k5x5`, without default values."""
         parts = [f"{key}{getattr(self, name)}" for key, name in _AXES.items() if key != "g"]
         defaults = {"s": (1, 1), "p": (0, 0), "d": (1, 1)}
         for key, name in _PAIRS.items():
@@ -176,9 +176,9 @@ class ConvProblem:
 
     @classmethod
     def parse(cls, text: str) -> ConvProblem:
-        """The problem that `str` wrote as `text`; `k5` is short for `k5x5`.
+        """Parse a text written by `str`; `k5` is short for `k5x5`.
 
-        Raises `InvalidProblem` for text of another form, and when a part is missing or doubled.
+        Raises `InvalidProblem` for text of another form, and for a missing or repeated part.
         """
         fields: dict[str, object] = {}
         for part in text.replace(" ", "").split(","):

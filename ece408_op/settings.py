@@ -1,29 +1,26 @@
-"""What a user can set, read in one place: arguments first, then the environment, then defaults.
+"""Settings: from arguments first, then the environment, then defaults.
 
 ==================  =========================  =====================================================
 setting             environment                meaning
 ==================  =========================  =====================================================
-backend             ECE408_BACKEND             who computes: cpu, cuda, reference, emulator;
+backend             ECE408_BACKEND             cpu, cuda, reference or emulator;
                                                default: by device
 kernel              ECE408_KERNEL              CUDA kernel of the forward pass, or a file with a
-                                               kernel for the CPU or the GPU; default: the best that
-                                               fits
+                                               kernel for the CPU or the GPU; default: the best one
 devices             ECE408_DEVICES             GPUs for arrays on the CPU, such as 0,1; default: 0
-precision           ECE408_PRECISION           how exact a float32 forward pass must be at least:
+precision           ECE408_PRECISION           minimum precision of a float32 forward pass:
                                                strict, float32, tf32, float16; default: float32
-gradient_precision  ECE408_GRADIENT_PRECISION  the same for gradients; default: float32, or strict
-                                               where the forward pass is
-gpu_memory          ECE408_GPU_MEMORY          most of a GPU's memory for arrays on the CPU, such as
-                                               512M or 2G; default: half of what is free
-emulation           ECE408_EMULATION           what the emulator does beside running CUDA kernels:
-                                               fast, nothing; checked, check each access to memory;
+gradient_precision  ECE408_GRADIENT_PRECISION  minimum precision of gradients; default: float32, or
+                                               strict if the forward pass is
+gpu_memory          ECE408_GPU_MEMORY          maximum GPU memory for arrays on the CPU, such as
+                                               512M or 2G; default: half of the free memory
+emulation           ECE408_EMULATION           fast, or checked, which checks each memory access;
                                                default: fast
 isa                 ECE408_ISA                 instruction set of the CPU kernels: avx512, avx2,
                                                baseline
-threads             ECE408_THREADS             threads of the CPU kernels; default: the cores there
-                                               are
+threads             ECE408_THREADS             threads of the CPU kernels; default: the usable cores
 data                ECE408_DATA                folder with Fashion-MNIST's idx files
-cache               ECE408_CACHE               folder for what is made once: data, resized images
+cache               ECE408_CACHE               folder for cached data, resized images and kernels
 ==================  =========================  =====================================================
 
 Overrides are process-wide, not thread-local, because MXNet runs operators on threads of its own.
@@ -67,14 +64,14 @@ def _lookup(name: str) -> str | None:
 
 
 def is_set(name: str) -> bool:
-    """Whether there is a value for the setting, here or in the environment."""
+    """Return whether the setting has a value, here or in the environment."""
     return _lookup(name) is not None
 
 
 def configure(**values: str | int | Path | None) -> None:
-    """Set settings for the rest of the process; `None` gives one back to the environment.
+    """Set settings for the rest of the process; `None` restores the environment's value.
 
-    Raises `InvalidSetting` for a name that does not exist.
+    Raises `InvalidSetting` for an unknown name.
     """
     for name, value in values.items():
         if name not in _VARIABLES:
@@ -87,7 +84,7 @@ def configure(**values: str | int | Path | None) -> None:
 
 
 def watch(on_change: Callable[[], object]) -> None:
-    """Have `on_change` called after every change of a setting, other than in the environment."""
+    """Call `on_change` after every change of a setting, except in the environment."""
     _watchers.append(on_change)
 
 
@@ -98,7 +95,7 @@ def _tell_watchers() -> None:
 
 @contextlib.contextmanager
 def override(**values: str | int | Path | None) -> Iterator[None]:
-    """`configure` for the length of a `with` block."""
+    """Apply `configure` for the duration of a `with` block."""
     before = dict(_overrides)
     try:
         configure(**values)
@@ -110,23 +107,22 @@ def override(**values: str | int | Path | None) -> Iterator[None]:
 
 
 def backend() -> str | None:
-    """Name of the backend asked for, or `None` for the device's own."""
+    """Name of the requested backend, or `None` for the device's default."""
     return _lookup("backend")
 
 
 def kernel() -> str | None:
-    """Name of the CUDA kernel asked for, or of a file with a kernel; `None` for the best."""
+    """Name of the requested CUDA kernel or of a file with a kernel; `None` for the best."""
     return _lookup("kernel")
 
 
 def precision() -> str:
-    """How exact the forward pass must be at least. Raises `InvalidSetting`."""
+    """Minimum precision of the forward pass. Raises `InvalidSetting`."""
     return check_precision(_lookup("precision") or "float32")
 
 
 def gradient_precision() -> str | None:
-    """How exact gradients must be at least, or `None` where nothing is asked. Raises
-    `InvalidSetting`."""
+    """Minimum precision of gradients, or `None` for the default. Raises `InvalidSetting`."""
     name = _lookup("gradient_precision")
     return None if name is None else check_precision(name, "gradient precision")
 
@@ -144,7 +140,7 @@ def devices() -> tuple[int, ...]:
 
 
 def gpu_memory() -> int | None:
-    """Bytes of a GPU's memory to use at most, or `None`. Raises `InvalidSetting`."""
+    """Maximum bytes of a GPU's memory, or `None`. Raises `InvalidSetting`."""
     text = _lookup("gpu_memory")
     if text is None:
         return None
@@ -158,12 +154,12 @@ def gpu_memory() -> int | None:
 
 
 def emulation() -> str:
-    """What the emulator does, of `EMULATIONS`. Raises `InvalidSetting`."""
+    """Mode of the emulator, of `EMULATIONS`. Raises `InvalidSetting`."""
     return _one_of("emulation", EMULATIONS, "emulation") or EMULATIONS[0]
 
 
 def isa() -> str | None:
-    """Instruction set asked for, or `None` for the best this CPU has. Raises `InvalidSetting`."""
+    """Requested instruction set, or `None` for the best of this CPU. Raises `InvalidSetting`."""
     return _one_of("isa", ISAS, "instruction set")
 
 
@@ -177,7 +173,7 @@ def _one_of(setting: str, names: Sequence[str], what: str) -> str | None:
 
 
 def parse_threads(text: str) -> int:
-    """A number of threads, at least 1. Raises `InvalidSize`."""
+    """Parse a number of threads, at least 1. Raises `InvalidSize`."""
     try:
         count = int(text)
     except ValueError:
@@ -188,19 +184,19 @@ def parse_threads(text: str) -> int:
 
 
 def threads() -> int:
-    """Threads the CPU kernels use: the setting, or the cores this process has."""
+    """Number of threads of the CPU kernels: the setting, or the usable cores."""
     text = _lookup("threads")
     return cores.usable() if text is None else parse_threads(text)
 
 
 def data() -> Path | None:
-    """Folder the user named for Fashion-MNIST, or `None` to search."""
+    """Folder that the user named for Fashion-MNIST, or `None` to search."""
     text = _lookup("data")
     return None if text is None else Path(text).expanduser()
 
 
 def cache() -> Path:
-    """Folder for what is made once and kept; not necessarily there yet."""
+    """Cache folder, which may not exist yet."""
     text = _lookup("cache")
     if text is not None:
         return Path(text).expanduser()

@@ -6,7 +6,7 @@ from studies import counters, results
 from studies import options as shared
 
 from ece408_op.backends import DIRECTIONS
-from ece408_op.backends.cuda.plan import PRECISIONS
+from ece408_op.backends.cuda.kernel_plan import PRECISIONS
 from ece408_op.cli import program
 
 

@@ -9,7 +9,7 @@ from tqdm import tqdm
 
 from ece408_op.bench import shapes
 from ece408_op.cli import program
-from ece408_op.course import models
+from ece408_op.course import course_terms
 from ece408_op.operator import gpu_support
 from ece408_op.operator.loading import load_mxnet
 
@@ -45,7 +45,7 @@ def main():
 
 
 def staged(options):
-    terms = [models.find_term(name) for name in options.term or models.TERMS]
+    terms = [course_terms.find_term(name) for name in options.term or course_terms.TERMS]
     rows = staged_milestones.measure(options.size, terms)
     title = f"Milestones on {options.size} images"
     return title, staged_milestones.table(rows), staged_milestones.document(rows)

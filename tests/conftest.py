@@ -107,7 +107,11 @@ def _why_no_gpu():
 LONGEST = (
     *("backends/cpu/test_general.py", "lab/test_ranking.py", "lab/test_emulated.py"),
     *("backends/emulator/test_ladder.py", "lab/test_cheats.py", "lab/test_check.py"),
-    *("backends/cuda/runtime/test_compiler.py", "course/test_team.py", "lab/test_timing.py"),
+    *(
+        "backends/cuda/runtime/test_nvcc_compiler.py",
+        "course/test_workers.py",
+        "lab/test_timing.py",
+    ),
     *("cli/test_program.py", "bench/test_cpu_bench.py", "backends/cpu/test_fuzz.py"),
     *("backends/cuda/test_kernel_files.py", "operator/test_operator_fuzz.py"),
     *("backends/cpu/test_cpu.py", "backends/cuda/kernels/test_gemm.py", "bench/test_checker.py"),
@@ -131,10 +135,10 @@ def pytest_runtest_setup(item):
 @pytest.fixture(scope="session")
 def fashion_mnist():
     """Skip, with the reason, where Fashion-MNIST cannot be had; in CI that is a failure."""
-    from ece408_op.course.dataset import data
+    from ece408_op.course.dataset import fashion_data
 
     try:
-        data.load("t10k", limit=1)
+        fashion_data.load("t10k", limit=1)
     except DownloadFailed as error:
         if os.environ.get("CI"):
             raise

@@ -10,7 +10,7 @@ import ece408_op
 from ece408_op import dispatch, settings
 from ece408_op.backends import as_array
 from ece408_op.backends.cpu.reference import ReferenceBackend
-from ece408_op.backends.cuda.backend import StagedBackend, ZeroCopyBackend
+from ece408_op.backends.cuda.cuda_backend import StagedBackend, ZeroCopyBackend
 from ece408_op.backends.cuda.runtime import device
 from ece408_op.dispatch import Layer
 from ece408_op.errors import InvalidSetting, NoUsableGpu, UnsupportedProblem

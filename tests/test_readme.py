@@ -32,7 +32,7 @@ def test_the_python_examples_run(mx, capsys):
 
 def test_the_recipe_for_errors_shows_the_original_one(mx, capsys, monkeypatch):
     from ece408_op.backends import Backend
-    from ece408_op.backends.cpu.backend import CpuBackend
+    from ece408_op.backends.cpu.cpu_backend import CpuBackend
 
     def failing(self, *arguments):
         raise ZeroDivisionError("inside the kernel")

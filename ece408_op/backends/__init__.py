@@ -1,7 +1,7 @@
-"""Ways of computing a convolution: each takes a `ConvProblem` and addresses, knows no MXNet.
+"""Backends: each computes a `ConvProblem` on arrays given by address, without MXNet.
 
-The arrays lie contiguous in NCHW order, in the problem's dtype, in the memory the backend
-computes in. Addresses are integers, and the caller keeps the arrays alive during the call.
+Arrays are contiguous, in NCHW order and the problem's dtype, in the memory in which the backend
+computes. Addresses are integers; the caller keeps the arrays alive during the call.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ DIRECTIONS = ("forward", "backward_data", "backward_weight")
 
 @dataclass(frozen=True)
 class Done:
-    """What a call did: the kernel's name, the precision of its arithmetic as `op_log.OpTime` has
-    it, and what kept a GPU busy, or `None` where none computed."""
+    """Summary of a call: the kernel's name, the precision of its arithmetic as in `op_log.OpTime`,
+    and the GPU's busy time, or `None` if no GPU computed."""
 
     kernel: str
     precision: str = "float32"
@@ -33,9 +33,9 @@ class Done:
 
 
 class NativeFunction(NamedTuple):
-    """The address of a compiled function, its last arguments (the number of threads and those of an
-    instruction set and of a kernel), and that kernel's name and precision, as `Done` has them.
-    Beside the gradient for w, the address of the function for that of the bias."""
+    """A compiled function: its address, its last arguments (the number of threads, and those of an
+    instruction set and a kernel), and that kernel's name and precision, as in `Done`. For the
+    gradient for w, also the address of the function for the bias's gradient."""
 
     address: int
     threads: int
@@ -47,9 +47,9 @@ class NativeFunction(NamedTuple):
 
 
 class NativeLaunch(NamedTuple):
-    """One launch of a CUDA kernel as the driver takes it: a CUfunction, its grid and blocks, bytes
-    of dynamic shared memory for each block, and its arguments as they lie in memory; addresses of
-    arrays go to `slots`, offsets in bytes with roles: "x", "w", "bias", "y" and "workspace"."""
+    """One launch of a CUDA kernel in the driver's terms: a CUfunction, grid and block, bytes of
+    dynamic shared memory per block, and the arguments' memory layout. Addresses of arrays go to
+    `slots`: byte offsets with roles "x", "w", "bias", "y" and "workspace"."""
 
     function: int
     grid: tuple[int, int, int]
@@ -60,8 +60,8 @@ class NativeLaunch(NamedTuple):
 
 
 class NativeLaunches(NamedTuple):
-    """What computes a direction on a GPU when it is launched in order, on one stream, with a
-    workspace of so many bytes; and what it does then."""
+    """The launches that compute a direction on a GPU, in order on one stream; the bytes of
+    workspace that they need; and the summary of such a call."""
 
     launches: tuple[NativeLaunch, ...]
     workspace_bytes: int
@@ -69,9 +69,9 @@ class NativeLaunches(NamedTuple):
 
 
 class HostMemory(NamedTuple):
-    """`nbytes` of memory at an address, lent: whoever has it sets `busy` to 0 when nothing uses it
-    any more, from any thread, also one without Python, and calls `before_fork`, when nothing is
-    being computed, before the process forks."""
+    """`nbytes` of borrowed memory at an address. The borrower sets `busy` to 0 when the memory is
+    no longer used, from any thread, even one without Python; before the process forks, it calls
+    `before_fork` while nothing is being computed."""
 
     address: int
     nbytes: int
@@ -80,37 +80,37 @@ class HostMemory(NamedTuple):
 
 
 def as_array(address: int, shape: tuple[int, ...], dtype: str = "float32") -> np.ndarray:
-    """The array of a shape at an address on the host, such as those that a backend is given; it
-    keeps nothing alive."""
+    """Return an array of this shape on host memory at an address; it keeps nothing alive."""
     nbytes = np.dtype(dtype).itemsize * math.prod(shape)
     memory = (ctypes.c_uint8 * nbytes).from_address(address)
     return np.ctypeslib.as_array(memory).view(dtype).reshape(shape)
 
 
 class Backend(ABC):
-    """One way of computing; it raises this package's errors, prints nothing and keeps no array.
+    """One way of computing. It raises this package's errors, prints nothing and keeps no arrays.
 
-    Every method that computes has finished when it returns, may be called from several threads at
-    once, and raises `UnsupportedProblem` where `supports` has a reason. With `accumulate` the
-    result is added to what the output holds; otherwise the output's old contents are not read.
+    Methods that compute are synchronous and thread-safe, and raise `UnsupportedProblem` where
+    `supports` returns a reason. With `accumulate` the result is added to the output; otherwise the
+    output's old contents are not read.
     """
 
     name: str
 
     @abstractmethod
     def supports(self, problem: ConvProblem, direction: str) -> str | None:
-        """`None` if this backend can compute `direction` (of `DIRECTIONS`), else why not."""
+        """Return why this backend cannot compute `direction` (of `DIRECTIONS`), or `None` if it
+        can."""
 
     @abstractmethod
     def forward(
         self, problem: ConvProblem, x: int, w: int, bias: int | None, y: int, accumulate: bool
     ) -> Done:
-        """y (problem.y_shape) from x, w and, if the problem has one, the bias."""
+        """Compute y (problem.y_shape) from x, w and, if the problem has one, the bias."""
 
     def backward_data(
         self, problem: ConvProblem, w: int, dy: int, dx: int, accumulate: bool
     ) -> Done:
-        """dx, the gradient for x (problem.x_shape), from w and the gradient dy for y."""
+        """Compute dx, the gradient for x (problem.x_shape), from w and the gradient dy for y."""
         raise self._refusal(problem, "backward_data")
 
     def backward_weight(
@@ -123,42 +123,43 @@ class Backend(ABC):
         accumulate_w: bool,
         accumulate_bias: bool,
     ) -> Done:
-        """dw and dbias, the gradients for w and the bias; `None` for one that is not wanted."""
+        """Compute dw and dbias, the gradients for w and the bias, each unless it is `None`."""
         raise self._refusal(problem, "backward_weight")
 
     def prepare(self, problem: ConvProblem, direction: str) -> None:
-        """Do now what the first call would spend time on. Raises what that raises."""
+        """Do the one-time work of a first call now. Raises what that raises."""
         return
 
     def native_function(
         self, problem: ConvProblem, direction: str, keeps_weights: bool = False
     ) -> NativeFunction | None:
-        """What computes a direction without Python, or `None` where Python is needed.
+        """Return a function that computes a direction without Python, or `None` if Python is
+        needed.
 
-        `keeps_weights`: whether the caller keeps the weights of a forward pass packed.
+        `keeps_weights`: whether the caller keeps the packed weights of a forward pass.
         """
         return None
 
     def native_launches(self, problem: ConvProblem, direction: str) -> NativeLaunches | None:
-        """What computes a direction, which `supports` has nothing against, on the arrays' GPU
-        without Python, compiled and loaded; or `None` where Python is needed.
+        """Return compiled and loaded launches that compute a supported direction on the arrays' GPU
+        without Python, or `None` if Python is needed.
 
         Raises what `prepare` raises.
         """
         return None
 
     def result_memory(self, problem: ConvProblem) -> HostMemory | None:
-        """Memory for y to which this backend writes faster than to an array like any other, or
-        `None`: then take an array like any other. Raises what `prepare` raises."""
+        """Return memory for y to which this backend writes faster than to an ordinary array, or
+        `None` if an ordinary one is as good. Raises what `prepare` raises."""
         return None
 
     def require(self, problem: ConvProblem, direction: str) -> None:
-        """Raises `UnsupportedProblem` if `supports` has a reason against the problem."""
+        """Raise `UnsupportedProblem` if `supports` returns a reason."""
         if self.supports(problem, direction) is not None:
             raise self._refusal(problem, direction)
 
     def require_bias(self, problem: ConvProblem, bias: int | None) -> None:
-        """Raises `InvalidProblem` if a bias is given just when the problem has none."""
+        """Raise `InvalidProblem` unless a bias is given exactly if the problem has one."""
         if problem.bias != (bias is not None):
             raise InvalidProblem(
                 f"{problem} has {'a' if problem.bias else 'no'} bias, "

@@ -1,7 +1,7 @@
-"""Kernels in users' files: which form a file has, and the library that a compiler makes of it.
+"""Kernels in users' files: recognition of the file's form, and its compilation to a library.
 
-kernels/files has what the course's forms are compiled with: stand-ins for the headers that they
-include, and a source for each form, which exports `ece408_file_forward`.
+kernels/files contains the support for the course's forms: stand-ins for the headers that they
+include, and a source per form that exports `ece408_file_forward`.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ from ..files.resources import kernels_dir
 from ..files.sealed import kept_or_compiled
 from ..problem import ConvProblem
 
-# What the names of files end in, by the device that their kernels are for.
+# File name suffixes, by the device of the kernels.
 _SUFFIXES = {"cpu": (".cc", ".cpp", ".cxx", ".h", ".hpp"), "cuda": (".cu", ".cuh")}
-# Far more than a person writes.
+# A size limit that no hand-written file reaches.
 _MOST_BYTES = 4 << 20
 _TENSOR = r"\bmshadow\s*::\s*Tensor\b"
-# What a file of each form has in its text. A course's form is also the name of its source.
+# The text by which a form is recognised. The name of a course's form is also that of its source.
 _FORMS = {
     "cpu": {"course_2019": _TENSOR, "course_2020": r"\bconv_forward_cpu\s*\("},
     "cuda": {
@@ -40,13 +40,13 @@ _FORMS = {
         "declared": r"^[ \t]*//[ \t]*ece408:",
     },
 }
-# Makes a library. A compiler may link its C++ library statically; what another one of the process
-# shares with it, such as the numbers of a locale's parts, would then be of the wrong one.
-# What is declared and defined nowhere is an error of the linker, which names it.
+# Options for a shared library. If the compiler links its C++ library statically, symbols are
+# hidden: otherwise they would mix with those of the process's C++ library, such as locale ids. An
+# undefined symbol is a linker error that names it.
 COMPLETE = ("-Xlinker", "--no-undefined")
 _SHARED = ("-shared", "-Xlinker", "--exclude-libs=ALL", *COMPLETE)
-# Libraries of CUDA's toolkit that files may use, and a compiler's words where one, or what the
-# headers of kernels/files/mxnet lack of MXNet, is not there.
+# CUDA toolkit libraries that files may use, and compiler messages if one of them, or a part of
+# MXNet that kernels/files/mxnet does not provide, is missing.
 _CUDA = r"(?:cu(?:blas|dnn|fft|rand|solver|sparse|tlass|b\b|da/|da\.h)|nvrtc|npp|thrust)"
 _ABSENT = (
     "No such|file not found|no match for .oper|no operator|no member|not a member|does not name"
@@ -55,13 +55,13 @@ _NOT_HERE = re.compile(
     rf"(?=.*(?:{_ABSENT})).*\b(?:mxnet(?!::op)|mshadow|dmlc|{_CUDA})|"
     rf"undefined reference to .{_CUDA}"
 )
-# Runs a compiler's command, and returns what it prints.
+# Runs a compiler's command and returns its output.
 Run = Callable[[Sequence[str]], str]
-# What a compiler's command becomes, where it and the file are not to be trusted with all there is.
+# Wraps a compiler's command so that the compiler and an untrusted file run with restrictions.
 Guard = Callable[[Sequence[str], Path], Sequence[str]]
 _guard: ContextVar[Guard | None] = ContextVar("guard", default=None)
 _LONGEST_ERROR, _MOST_MESSAGES = 300, 1 << 20
-# The parameters of a method that has a stride: ten, where others have nine.
+# The parameters of a method with a stride: ten instead of nine.
 _STRIDED = re.compile(r"GPUInterface\s*::\s*conv_forward_gpu\s*\(([^,)]*,){9}[^,)]*\)")
 _PLAIN_OUTPUT = re.compile(r"GPUInterface\s*::\s*conv_forward_gpu_prolog\s*\(\s*float\b")
 _EXPECTED = {
@@ -73,9 +73,10 @@ _EXPECTED = {
 
 @dataclass(frozen=True)
 class KernelFile:
-    """A file of a form, "course_2019", "course_2020" or "declared", for a device, "cpu" or "cuda".
+    """A file in the form "course_2019", "course_2020" or "declared", for the device "cpu" or
+    "cuda".
 
-    `text` is its content, `key` a checksum of it.
+    `text` is its content, `key` a checksum of the content.
     """
 
     path: Path
@@ -93,13 +94,14 @@ class KernelFile:
 
 
 def device_of(kernel: str) -> str | None:
-    """The device, "cpu" or "cuda", for which a file of this name is; `None` if it names no file."""
+    """Return the device of a file with this name, "cpu" or "cuda", or `None` if it names no
+    file."""
     found = (device for device, endings in _SUFFIXES.items() if kernel.endswith(endings))
     return next(found, None)
 
 
 def find(name: str) -> KernelFile:
-    """The file. Raises `InvalidSetting` unless it is there and of a form that is known."""
+    """Return the file. Raises `InvalidSetting` if it is missing or of unknown form."""
     path = Path(name).expanduser().absolute()
     try:
         found = path.stat()
@@ -138,7 +140,7 @@ def _unreadable(path: Path, why: str | None) -> InvalidSetting:
 
 
 def why_not(problem: ConvProblem, takes_strides: bool) -> str | None:
-    """What files of the course compute, where the problem is something else; else `None`."""
+    """Return what the course's files compute if the problem is something else; else `None`."""
     if problem.dtype != "float32":
         return f"float32 only, not {problem.dtype}"
     if problem.bias:
@@ -153,19 +155,19 @@ def why_not(problem: ConvProblem, takes_strides: bool) -> str | None:
 
 
 def macros(file: KernelFile) -> list[str]:
-    """Of the sources in kernels/files, for a CUDA file: where terms' headers differ."""
+    """Return macros of kernels/files for a CUDA file: differences between the terms' headers."""
     found = ["ECE408_STRIDED"] if has_stride(file) else []
     return [*found, "ECE408_PLAIN_OUTPUT"] if _PLAIN_OUTPUT.search(file.text) else found
 
 
 @functools.lru_cache(maxsize=64)
 def has_stride(file: KernelFile) -> bool:
-    """Whether the methods of a CUDA file from 2020 on have a stride."""
+    """Return whether the methods of a CUDA file since 2020 take a stride."""
     return _STRIDED.search(file.text) is not None
 
 
 def source_of(file: KernelFile) -> Path:
-    """The source in kernels/files that exports the kernel of a file in a course's form."""
+    """Return the source in kernels/files that exports the kernel of a file in a course's form."""
     suffix = {"cpu": ".cpp", "cuda": ".cu"}[file.device]
     return kernels_dir() / "files" / f"{file.form}{suffix}"
 
@@ -178,11 +180,12 @@ def compiled(
     missing: Ece408Error,
     build: Callable[[str, Run], bytes] | None = None,
 ) -> bytes:
-    """The library that a compiler's command makes of the file, kept in a folder, or made now.
+    """Return the library that a compiler's command makes of the file, from the cache folder or
+    compiled now.
 
-    The command is for g++, clang++ or nvcc, without what it is to make. The library is kept by
-    the preprocessed text, the command, and `versions`, which say what compiles. `build` makes it of
-    that text, by commands that it runs, where one command is not enough.
+    The command is for g++, clang++ or nvcc, without the kind of output. The cache key is the
+    preprocessed text, the command, and `versions`, which identify the compiler. If one command is
+    not enough, `build` makes the library from that text by running several.
 
     Raises `KernelCompileFailed` with file and line, `CacheUnwritable`, and `missing` if the
     compiler does not run.
@@ -198,15 +201,15 @@ def compiled(
 
 
 def load(file: KernelFile, content: bytes) -> ctypes.CDLL:
-    """The compiled library, in this process: code of the file runs from here on."""
-    # A copy of its own: what is kept may change, or be in a folder that others can write.
+    """Load the compiled library into this process; code of the file runs from now on."""
+    # Load a private copy: the cached file may change, or be in a folder that others can write to.
     with tempfile.TemporaryDirectory(prefix="ece408-kernel-") as temporary:
         copy = Path(temporary) / f"{file.path.stem}.so"
         copy.write_bytes(content)
         try:
             library = ctypes.CDLL(str(copy))
         except OSError as error:
-            # Such as a method that is declared, and defined with other arguments.
+            # For example a method that is declared but defined with other arguments.
             reason = str(error).rpartition(": ")[2]
             raise KernelCompileFailed(f"{file.path}: its library does not load: {reason}") from None
     library.ece408_file_message.restype = ctypes.c_char_p
@@ -214,7 +217,7 @@ def load(file: KernelFile, content: bytes) -> ctypes.CDLL:
 
 
 def message(library: ctypes.CDLL) -> str:
-    """What the file's code threw in this thread's last call."""
+    """Return the message of the exception that the file's code threw in this thread's last call."""
     text: bytes = library.ece408_file_message()
     return text.decode(errors="replace")
 
@@ -228,7 +231,7 @@ def _compile(command: Sequence[str], run: Run) -> bytes:
 
 @contextlib.contextmanager
 def guarding(guard: Guard) -> Iterator[None]:
-    """Have compilers of files be run as the guard says, in this thread."""
+    """Run compilers of files through the guard, in this thread."""
     token = _guard.set(guard)
     try:
         yield
@@ -237,15 +240,15 @@ def guarding(guard: Guard) -> Iterator[None]:
 
 
 def guarded(command: Sequence[str], path: Path) -> Sequence[str]:
-    """The command that runs a compiler's command on the file at a path."""
+    """Return the guarded command for compiling the file at `path`."""
     guard = _guard.get()
     return guard(command, path) if guard else command
 
 
 def run_compiler(command: Sequence[str], path: Path, missing: Ece408Error) -> str:
-    """What the command prints. Raises `KernelCompileFailed` with what it says of the file,
-    `KernelNotSupported` where a library is not there, and `missing` if the command does not run."""
-    # Files have a limit where a guard sets one; a pipe has none.
+    """Run the command and return its output. Raises `KernelCompileFailed` with the file's first
+    error, `KernelNotSupported` for a missing library, and `missing` if the command does not run."""
+    # A guard can limit the size of files, but not of pipes.
     with contextlib.suppress(OSError), _text_file() as out, _text_file() as messages:
         code = subprocess.run(
             guarded(command, path), stdin=subprocess.DEVNULL, stdout=out, stderr=messages
@@ -262,7 +265,7 @@ def run_compiler(command: Sequence[str], path: Path, missing: Ece408Error) -> st
 
 
 def reason(error: Exception) -> str:
-    """What is said of a file that does not run. The compiler's command helps nobody there."""
+    """Return the reason why a file does not run, without the compiler's command."""
     return str(error).partition(" (exit code ")[0]
 
 
@@ -271,8 +274,8 @@ def _text_file() -> IO[str]:
 
 
 def first_error(messages: str, path: Path) -> str:
-    """A compiler's first error as file:line: text, or the last thing that it said of the file."""
-    # As g++ and clang++ say it, and as nvcc does.
+    """Return a compiler's first error as file:line: text, or its last line."""
+    # The formats of g++ and clang++, and of nvcc.
     gnu, nvcc = (
         r"^(.+?):(\d+):(?:\d+:)? (?:fatal )?error: (.*)$",
         r"^(.+?)\((\d+)\): error\b[^:]*: (.*(?:\n +operand types are: .*)?)$",
@@ -286,7 +289,7 @@ def first_error(messages: str, path: Path) -> str:
     if undefined:
         place = f"{undefined[1]}:{undefined[2]}" if undefined[2] else path
         return f"{place}: {undefined[3][:_LONGEST_ERROR]}"
-    # That it ends says less than why.
+    # The line that says compilation ended is less informative.
     ends = ("", "compilation terminated.")
     lines = [line.strip() for line in messages.splitlines() if line.strip() not in ends]
     last = lines[-1] if lines else "the compiler fails without a message"

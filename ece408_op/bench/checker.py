@@ -12,8 +12,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from ..backends.cuda.kernel_plan import Kernel, Layout
 from ..backends.cuda.kernels.tuned import Choice
-from ..backends.cuda.plan import Kernel, Layout
 from ..backends.cuda.runtime.device import Gpu
 from ..backends.cuda.work import shape_of
 from ..errors import InvalidProblem

@@ -7,8 +7,8 @@ import re
 from pathlib import Path
 from typing import Any
 
+from ..backends.cuda.kernel_plan import Kernel
 from ..backends.cuda.kernels.catalog import KERNELS
-from ..backends.cuda.plan import Kernel
 from ..errors import InvalidSetting
 from ..files import markdown
 from ..files.resources import kernels_dir

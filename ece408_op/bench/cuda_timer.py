@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 
+from ..backends.cuda.kernel_plan import ARCHITECTURES, Code, Kernel, Launch, Plan, Target
 from ..backends.cuda.kernels import catalog
-from ..backends.cuda.plan import ARCHITECTURES, Code, Kernel, Launch, Plan, Target
 from ..backends.cuda.runtime import launcher, pause
 from ..backends.cuda.runtime.device import BEGIN, COMPUTED, Gpu, Lane
 from ..backends.cuda.work import OVER_BATCH, shape_of

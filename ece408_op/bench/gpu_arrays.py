@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 
 import numpy as np
 
-from ..backends.cuda.plan import Plan
+from ..backends.cuda.kernel_plan import Plan
 from ..backends.cuda.runtime import launcher
 from ..backends.cuda.runtime.device import Gpu
 

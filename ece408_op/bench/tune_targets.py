@@ -10,10 +10,10 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from ..course import models
+from ..course import course_terms
 from ..errors import CheckpointMismatch, InvalidSetting, InvalidSize, UnsupportedProblem
 from ..operator import checkpoint
-from ..operator.attributes import ConvAttributes
+from ..operator.conv_attributes import ConvAttributes
 from ..operator.graphs import graph_json
 from ..operator.loading import load_mxnet
 from ..problem import ConvProblem
@@ -64,15 +64,15 @@ def problems(
 
 def layers(name: str, image: str | None = None) -> list[ConvProblem]:
     """The convolutions that a name stands for, as often as they are there. Raises as `problems`."""
-    if name in models.TERMS:
-        term = models.TERMS[name]
-        return convolutions(models.network(term), (1, term.image_size, term.image_size))
+    if name in course_terms.TERMS:
+        term = course_terms.TERMS[name]
+        return convolutions(course_terms.network(term), (1, term.image_size, term.image_size))
     if name in SHAPES:
         return [SHAPES[name]]
     if "," in name:
         return [ConvProblem.parse(name)]
     if name == _ALL:
-        return [layer for each in (*ZOO, *models.TERMS) for layer in layers(each, image)]
+        return [layer for each in (*ZOO, *course_terms.TERMS) for layer in layers(each, image)]
     if name in ZOO:
         mx = load_mxnet()
         net = mx.gluon.model_zoo.vision.get_model(name)
@@ -80,9 +80,10 @@ def layers(name: str, image: str | None = None) -> list[ConvProblem]:
     path = Path(name if name.endswith(".json") else f"{name}-symbol.json")
     if not path.is_file():
         raise InvalidSetting(
-            f"{name!r} is not a term ({', '.join(models.TERMS)}), a shape ({', '.join(SHAPES)}), "
-            f"a problem such as b100,c12,h33,w33,m24,k5, a network ({', '.join(ZOO)}), {_ALL}, or "
-            f"a checkpoint ({path} is not there)"
+            f"{name!r} is not a term ({', '.join(course_terms.TERMS)}), "
+            f"a shape ({', '.join(SHAPES)}), a problem such as "
+            f"b100,c12,h33,w33,m24,k5, a network ({', '.join(ZOO)}), {_ALL}, "
+            f"or a checkpoint ({path} is not there)"
         )
     return convolutions(checkpoint.read_symbol(path), image_of(image, name))
 

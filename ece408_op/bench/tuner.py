@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from typing import Any, Callable, TypeVar
 
 from ..backends.cuda import work
+from ..backends.cuda.kernel_plan import Kernel, Layout, Plan, Target
 from ..backends.cuda.kernels import catalog, tuned
 from ..backends.cuda.kernels.tuned import Choice, Result
-from ..backends.cuda.plan import Kernel, Layout, Plan, Target
 from ..backends.cuda.runtime.device import Gpu
 from ..errors import GpuFailed, KernelCompileFailed, TuningFailed
 from ..problem import PRECISIONS, ConvProblem

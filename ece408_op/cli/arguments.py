@@ -1,4 +1,4 @@
-"""Arguments that several commands have."""
+"""Arguments shared by several commands."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from typing import Any, NoReturn
 from .. import settings
 from ..errors import InvalidSize
 
-# What argparse says of a word that is none of those it knows.
+# argparse's message for an unknown word.
 _UNKNOWN = re.compile(r"argument (\S+): invalid choice: '(.*)' \(choose from (.*)\)")
 
 
 class Parser(argparse.ArgumentParser):
-    """Says what is wrong with a command line in one line."""
+    """A parser that reports an error of the command line in one line."""
 
     def error(self, message: str) -> NoReturn:
         text = _suggestion(message) or f"{message}; --help lists the arguments"
@@ -25,7 +25,8 @@ class Parser(argparse.ArgumentParser):
 
 
 def _suggestion(message: str) -> str | None:
-    """What is said of a word that looks like a known one, in place of argparse's list."""
+    """Return a message that suggests a known word of similar spelling, in place of argparse's
+    list."""
     unknown = _UNKNOWN.fullmatch(message)
     if unknown is None:
         return None
@@ -35,7 +36,7 @@ def _suggestion(message: str) -> str | None:
 
 
 def add_command(commands: Any, name: str, title: str, **keywords: Any) -> argparse.ArgumentParser:
-    """A subcommand's parser, with `--debug`."""
+    """Add a subcommand; return its parser, with `--debug`."""
     parser = commands.add_parser(name, help=title, description=title[0].upper() + title[1:] + ".",
                                  **keywords)  # fmt: skip
     parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
@@ -43,19 +44,19 @@ def add_command(commands: Any, name: str, title: str, **keywords: Any) -> argpar
 
 
 def show_help_by_default(parser: argparse.ArgumentParser) -> None:
-    """Have a parser with subcommands print its help where none is given."""
+    """Make a parser with subcommands print its help when none is given."""
     parser.set_defaults(run=lambda options: parser.print_help(), debug=False)
 
 
 def add_fast(parser: argparse.ArgumentParser) -> None:
-    """`--fast`, beside `--emulate`."""
+    """Add `--fast`, for use with `--emulate`."""
     parser.add_argument(
         "--fast", action="store_true", help="--emulate, without checking accesses to memory"
     )
 
 
 def add_data(parser: argparse.ArgumentParser) -> None:
-    """`--data`."""
+    """Add `--data`."""
     parser.add_argument(
         "--data",
         metavar="DIR",
@@ -65,15 +66,15 @@ def add_data(parser: argparse.ArgumentParser) -> None:
 
 
 def add_threads_and_data(parser: argparse.ArgumentParser) -> None:
-    """`--threads` and `--data`."""
+    """Add `--threads` and `--data`."""
     parser.add_argument(
         "--threads", metavar="N", help="threads to compute with (default: all usable cores)"
     )
     add_data(parser)
 
 
-def add_gpu(parser: argparse.ArgumentParser, what: str = "several share the batch") -> None:
-    """`--gpu`, which `settings.devices` understands."""
+def add_gpu(parser: argparse.ArgumentParser, what: str = "several split the batch") -> None:
+    """Add `--gpu`, parsed by `settings.devices`."""
     parser.add_argument(
         "--gpu",
         metavar="N[,N]",
@@ -82,27 +83,27 @@ def add_gpu(parser: argparse.ArgumentParser, what: str = "several share the batc
 
 
 def choose_gpu(options: argparse.Namespace) -> None:
-    """What `--gpu` says, of commands that have it."""
+    """Apply `--gpu`, for commands that have it."""
     if getattr(options, "gpu", None) is not None:
         settings.configure(devices=options.gpu)
         settings.devices()
 
 
 def add_repeat(parser: argparse.ArgumentParser, what: str) -> None:
-    """`--repeat`; `check_repeat` is to check it."""
+    """Add `--repeat`; check its value with `check_repeat`."""
     parser.add_argument(
         "--repeat", metavar="N", type=int, default=1, help=f"{what} (default: %(default)s)"
     )
 
 
 def check_repeat(runs: int) -> None:
-    """Raise `InvalidSize` for a number of runs that cannot be made."""
+    """Raise `InvalidSize` for an invalid number of runs."""
     if runs < 1:
         raise InvalidSize(f"{runs} is not a number of runs; give 1 or more")
 
 
 def add_batch_size(parser: argparse.ArgumentParser) -> None:
-    """`--batch-size`."""
+    """Add `--batch-size`."""
     parser.add_argument(
         "--batch-size",
         metavar="N",

@@ -1,7 +1,7 @@
-"""What lies in the cache folder, and its removal.
+"""`ece408 cache`: lists or removes the contents of the cache folder.
 
-The folder may be one that the user keeps other things in, so only the kinds of content that this
-package makes are listed and removed.
+Users may keep other files in the folder, so only the kinds of content that this package creates are
+listed and removed.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ KINDS = (
 
 
 def add(commands: Any) -> None:
-    """`ece408 cache`."""
+    """Add `ece408 cache`."""
     parser = arguments.add_command(
         commands, "cache", "list or remove what is kept in the cache folder"
     )
@@ -63,7 +63,7 @@ def _run(options: argparse.Namespace) -> None:
 
 @dataclass(frozen=True)
 class Entry:
-    """One kind of content: where it is, its size in bytes, and its number of files."""
+    """One kind of content: its path, its size in bytes, and its number of files."""
 
     kind: str
     path: Path
@@ -72,9 +72,9 @@ class Entry:
 
 
 def entries(kinds: Iterable[str] = ()) -> list[Entry]:
-    """What the cache holds of `kinds`, or of every kind; empty when there is no cache.
+    """Return the cache's content of `kinds`, or of every kind; empty without a cache.
 
-    A symbolic link counts as the link that it is. Raises `InvalidSetting` for an unknown kind.
+    A symbolic link counts as a link. Raises `InvalidSetting` for an unknown kind.
     """
     folder = settings.cache()
     found = [(kind, folder / kind) for kind in _known(kinds)]
@@ -82,12 +82,12 @@ def entries(kinds: Iterable[str] = ()) -> list[Entry]:
 
 
 def clear(kinds: Iterable[str] = ()) -> list[Entry]:
-    """Remove what the cache holds of `kinds`, or of every kind; returns what was removed.
+    """Remove the cache's content of `kinds`, or of every kind; return the removed entries.
 
-    Symbolic links are removed, not followed, below the cache folder.
+    Below the cache folder, symbolic links are removed, not followed.
 
-    Raises `InvalidSetting` for an unknown kind, before anything is removed, and
-    `CacheUnwritable` when something cannot be removed.
+    Raises `InvalidSetting` for an unknown kind, before removing anything, and `CacheUnwritable`
+    when something cannot be removed.
     """
     removed = []
     for entry in entries(kinds):
@@ -113,8 +113,8 @@ def _measure(kind: str, path: Path) -> Entry:
 
 
 def _file_sizes(path: Path) -> Iterator[int]:
-    """Size in bytes of each file and link at or below `path`."""
-    # Skip what vanishes meanwhile or may not be read.
+    """Yield the size in bytes of each file and link at or below `path`."""
+    # Skip files that vanish meanwhile or are unreadable.
     with contextlib.suppress(OSError):
         if _is_folder(path):
             for child in path.iterdir():

@@ -1,4 +1,4 @@
-"""`ece408 compare`: the milestones side by side, and such comparisons side by side."""
+"""`ece408 compare`: runs the milestones side by side, or shows earlier comparisons side by side."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ..course import (
     comparison_plot,
     comparison_sides,
     comparison_table,
-    models,
+    course_terms,
 )
 from ..errors import InvalidSize
 from ..problem import PRECISIONS
@@ -23,15 +23,15 @@ from .program import EXIT_UNEXPECTED
 
 
 def add(commands: Any) -> None:
-    """`ece408 compare`."""
+    """Add `ece408 compare`."""
     parser = arguments.add_command(
         commands,
         "compare",
         "run all milestones that this machine can run, and print their figures in one table",
-        epilog="Each run is a process of its own. What cannot run without a GPU is listed with "
-        "the reason. Exit code: 0, or 1 when a run failed for another reason. With files that "
-        "--json has written, such as `ece408 compare before.json after.json`, nothing is run: "
-        "they are shown side by side.",
+        epilog="Each run is a separate process. Milestones that need a missing GPU are listed with "
+        "the reason. Exit code: 0, or 1 when a run failed for another reason. With files written "
+        "by --json, such as `ece408 compare before.json after.json`, nothing is run: their figures "
+        "are shown side by side.",
     )
     parser.add_argument(
         "what",
@@ -43,15 +43,15 @@ def add(commands: Any) -> None:
     terms.add_argument(
         "--term",
         action="append",
-        help=f"configuration of the course: {', '.join(models.TERMS)} (default: "
-        f"{models.DEFAULT_TERM}; may be repeated)",
+        help=f"configuration of the course: {', '.join(course_terms.TERMS)} (default: "
+        f"{course_terms.DEFAULT_TERM}; may be repeated)",
     )
     terms.add_argument("--all-terms", action="store_true", help="every configuration")
     arguments.add_batch_size(parser)
     parser.add_argument(
         "--backend",
         metavar="NAME",
-        help=f"who computes our operator on the CPU: {', '.join(dispatch.backend_names())} "
+        help=f"backend of our operator on the CPU: {', '.join(dispatch.backend_names())} "
         "(default: ECE408_BACKEND, or the fastest)",
     )
     parser.add_argument(
@@ -63,12 +63,12 @@ def add(commands: Any) -> None:
     parser.add_argument(
         "--precision",
         metavar="NAME",
-        help=f"how exact our operator must be at least: {', '.join(PRECISIONS)} (default: "
+        help=f"minimum precision of our operator: {', '.join(PRECISIONS)} (default: "
         "ECE408_PRECISION, or float32)",
     )
     arguments.add_gpu(parser)
     arguments.add_threads_and_data(parser)
-    arguments.add_repeat(parser, "make every run N times and give the median of each figure")
+    arguments.add_repeat(parser, "make every run N times and print the median of each figure")
     parser.add_argument(
         "--json", metavar="FILE", type=Path, help="write machine, versions and every run to FILE"
     )
@@ -91,13 +91,13 @@ def _run(options: argparse.Namespace) -> int:
     settings.configure(backend=options.backend, threads=options.threads, data=options.data)
     settings.configure(kernel=options.kernel, precision=options.precision)
     dispatch.check_settings()
-    names = models.TERMS if options.all_terms else options.term or [models.DEFAULT_TERM]
-    asked = comparison.Options(
+    names = course_terms.TERMS if options.all_terms else options.term or [course_terms.DEFAULT_TERM]
+    chosen = comparison.Options(
         next(iter(options.what), None),
         *(options.batch_size, options.backend, options.threads, options.data),
         *(options.kernel, options.precision, options.gpu),
     )
-    jobs = comparison.plan([models.find_term(name) for name in dict.fromkeys(names)], asked)
+    jobs = comparison.plan([course_terms.find_term(name) for name in dict.fromkeys(names)], chosen)
     if options.plot is not None:
         comparison_plot.check(options.plot)
     for path in filter(None, (options.json, options.plot)):
@@ -106,7 +106,7 @@ def _run(options: argparse.Namespace) -> int:
     rows = comparison.compare(jobs, options.repeat)
     print(comparison_table.table(rows), flush=True)
     if options.json is not None:
-        comparison_files.write_json(options.json, rows, asked)
+        comparison_files.write_json(options.json, rows, chosen)
     if options.plot is not None and not comparison_plot.write_plot(options.plot, rows):
         print(f"ece408: no run has figures to draw to {options.plot}", file=sys.stderr)
     return EXIT_UNEXPECTED if any(row.summary.failed for row in rows) else 0

@@ -1,4 +1,4 @@
-"""`ece408 data`."""
+"""`ece408 data`: finds, fetches and verifies Fashion-MNIST."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ import argparse
 from typing import Any
 
 from .. import settings
-from ..course.dataset import data, fetch
+from ..course.dataset import fashion_data, fetch
 from . import arguments
 
 
 def add(commands: Any) -> None:
-    """`ece408 data`."""
+    """Add `ece408 data`."""
     parser = arguments.add_command(commands, "data", "find, fetch and verify Fashion-MNIST")
     parser.add_argument(
         "action",
@@ -28,12 +28,12 @@ def add(commands: Any) -> None:
 def _run(options: argparse.Namespace) -> None:
     settings.configure(data=options.data)
     if options.action == "fetch":
-        fetch.fetch(data.cache_folder(), data.KINDS)
-        print(data.cache_folder())
+        fetch.fetch(fashion_data.cache_folder(), fashion_data.KINDS)
+        print(fashion_data.cache_folder())
     elif options.action == "verify":
-        for kind in data.KINDS:
-            for path in data.verify(kind):
+        for kind in fashion_data.KINDS:
+            for path in fashion_data.verify(kind):
                 print(f"{path}: ok")
     else:
-        for folder in dict.fromkeys(data.locate(kind) for kind in data.KINDS):
+        for folder in dict.fromkeys(fashion_data.locate(kind) for kind in fashion_data.KINDS):
             print(folder)

@@ -1,11 +1,10 @@
-"""`ece408 doctor`: says what is installed and usable here, with a hint for whatever is not.
+"""`ece408 doctor`: reports what is installed and usable here, with a hint for the rest.
 
 Exit codes of the command: 0 when all milestones can run, `EXIT_CPU_ONLY` (20) when only those on
-the CPU can, `EXIT_NOTHING` (21) when not even those can. Milestone m1.2, which needs an MXNet
-built for this machine's GPU, does not count; the last line says when it is the exception.
+the CPU can, `EXIT_NOTHING` (21) when not even those can. Milestone m1.2, which needs an MXNet built
+for this machine's GPU, does not count; the last line says when it is the exception.
 
-Each item is a separate check. Whatever goes wrong in one becomes its finding, so that the other
-checks still run.
+Each item is a separate check. An error in one becomes its finding, so the other checks still run.
 """
 
 from __future__ import annotations
@@ -49,8 +48,8 @@ _CPU_NEEDS = (
     *("Python", "NumPy", "SciPy", "MXNet", "CPU kernels", "Fashion-MNIST", "models"),
     "cache folder",
 )
-# Names of the findings that each purpose requires; any GPU counts. nvcc calls the C++ compiler,
-# also where there is no code for it to compile.
+# Findings that each purpose requires; any GPU counts. nvcc calls the C++ compiler, even if it has
+# no host code to compile.
 _NEEDS = {
     CPU: _CPU_NEEDS,
     BUILD: ("C++ compiler",),
@@ -60,7 +59,7 @@ _NEEDS = {
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """The findings for each purpose of an installation, and what follows from them."""
+    """The findings for each purpose of an installation, and their conclusion."""
 
     by_purpose: Mapping[str, Sequence[Finding]]
 
@@ -70,8 +69,8 @@ class Diagnosis:
         return [each for found in self.by_purpose.values() for each in found]
 
     def ready(self, purpose: str) -> bool:
-        """Whether there is all that "cpu", "build" or "gpu" needs: to run the milestones on the
-        CPU, kernels of the user's own, the milestones on the GPU (but for MXNet's own)."""
+        """Return whether the requirements of "cpu", "build" or "gpu" are met: the milestones on the
+        CPU, the user's own kernels, the milestones on the GPU (except MXNet's own)."""
         return not self._unmet(purpose)
 
     @property
@@ -82,7 +81,7 @@ class Diagnosis:
         return EXIT_CPU_ONLY if self.ready(CPU) else EXIT_NOTHING
 
     def text(self) -> str:
-        """For each purpose its findings in aligned lines, hints below theirs; then what can run."""
+        """Return for each purpose its findings in aligned lines, with hints, then what can run."""
         width = max((len(finding.name) for finding in self.findings), default=0)
         lines = []
         for purpose, findings in self.by_purpose.items():
@@ -97,7 +96,7 @@ class Diagnosis:
         return "\n".join([*lines, *map(self._conclusion, _CONCLUSIONS)])
 
     def json(self) -> dict[str, Any]:
-        """The same as strings, booleans, lists and dicts."""
+        """Return the diagnosis as strings, booleans, lists and dicts."""
         return {
             "findings": [
                 {**dataclasses.asdict(finding), "purpose": purpose}
@@ -123,7 +122,7 @@ class Diagnosis:
         return f"{_CONCLUSIONS[purpose]}: {verdict}"
 
     def _exception(self) -> str:
-        """The end of the sentence when MXNet's own convolution cannot run on the GPU."""
+        """Return the end of the sentence if MXNet's own convolution cannot run on the GPU."""
         if any(each.name == MXNETS_GPU_CODE and each.status == OK for each in self.findings):
             return ""
         names = [m.name for m in MILESTONES.values() if m.on_gpu and not m.own_operator]
@@ -131,8 +130,8 @@ class Diagnosis:
 
 
 def diagnose() -> Diagnosis:
-    """Look at everything; raises nothing and fetches nothing, and creates nothing but what is
-    compiled for the emulator, in a cache that is there."""
+    """Run all checks. Raises and fetches nothing, and creates nothing but the emulator's compiled
+    files, in an existing cache."""
     return Diagnosis(
         {
             purpose: [found for name, check in checks.items() for found in run(name, check)]
@@ -142,11 +141,11 @@ def diagnose() -> Diagnosis:
 
 
 def add(commands: Any) -> None:
-    """`ece408 doctor`."""
+    """Add `ece408 doctor`."""
     parser = arguments.add_command(
         commands,
         "doctor",
-        "tell what is installed and usable here, and what to do about the rest",
+        "report what is installed and usable here, and what to do about the rest",
         epilog="exit codes: 0: all milestones can run (except perhaps m1.2, which needs an MXNet "
         f"built for the GPU: the last line says so); {EXIT_CPU_ONLY}: only those on the CPU can; "
         f"{EXIT_NOTHING}: not even those can",

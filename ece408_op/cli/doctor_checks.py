@@ -1,4 +1,4 @@
-"""What `ece408 doctor` looks at: a check for each item, and what it finds."""
+"""Checks of `ece408 doctor`, one per item, and their findings."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from typing import Callable, Union
 
 from .. import settings
 from ..backends.cpu import native
-from ..course import models
-from ..course.dataset import data, resize
+from ..course import course_terms
+from ..course.dataset import fashion_data, resize
 from ..course.milestone import TEST_IMAGES
 from ..errors import DataMissing, Ece408Error, MXNetMissing, NoUsableGpu
 from ..files import resources
@@ -38,15 +38,15 @@ _COMMAND_SECONDS = 30
 MXNETS_GPU_CODE = "MXNet's GPU code"
 _COMPILED_OPERATOR = "compiled operator"
 _WHOLE_NETWORKS = "whole networks"
-# What all 10000 images of the default term take in one batch, where MXNet cannot tell.
+# Memory of all 10000 images of the default term in one batch, if MXNet cannot compute it.
 USUAL_NEED_BYTES = int(4.1 * _GIB)
-# Both sets of images, and both as the default term has them resized, take about 400 MB.
+# Both sets of images, original and resized for the default term, take about 400 MB.
 _ROOMY_BYTES = _GIB // 2
 
 
 @dataclass(frozen=True)
 class Finding:
-    """One item: its status is "ok", "missing", or "note" for what is neither good nor bad."""
+    """One item; its status is "ok", "missing", or "note", which is neither good nor bad."""
 
     name: str
     status: str
@@ -59,7 +59,7 @@ Check = Callable[[], _Found]
 
 
 def run(name: str, check: Check) -> list[Finding]:
-    """What a check found; an error of ours is a finding that lacks something, others are bugs."""
+    """Return a check's findings; our errors become findings of missing items, others are bugs."""
     try:
         found = check()
     except Ece408Error as error:
@@ -76,7 +76,7 @@ def _one_line(error: Exception) -> str:
 
 
 def _versioned(name: str, version: str, oldest: str, too_new: str, hint: str) -> Finding:
-    """Whether a version is at least `oldest` and below `too_new`."""
+    """Return whether a version is at least `oldest` and below `too_new`."""
     if _number(oldest) <= _number(version) < _number(too_new):
         return Finding(name, OK, version)
     return Finding(name, MISSING, f"{version}; from {oldest} to below {too_new} is needed", hint)
@@ -105,7 +105,7 @@ def _numpy() -> Finding:
 
 
 def _scipy() -> Finding:
-    # The part that is in use, and that compiled code is in.
+    # The module that is used, which contains compiled code.
     return _package("SciPy", "scipy.ndimage", "1.7", "2.0")
 
 
@@ -167,19 +167,19 @@ def _cuda_kernels() -> Finding:
 
 def _compiler() -> Finding:
     hint = "install g++ (Debian, Ubuntu: apt install g++), or set CXX to a C++ compiler"
-    asked = shlex.split(os.environ.get("CXX", ""))
-    for command in [asked] if asked else [["g++"], ["clang++"], ["c++"]]:
+    named = shlex.split(os.environ.get("CXX", ""))
+    for command in [named] if named else [["g++"], ["clang++"], ["c++"]]:
         if shutil.which(command[0]) is not None:
             return _tool("C++ compiler", command, hint, lambda output: output.splitlines()[0])
-    detail = f"CXX={asked[0]} is not there" if asked else "no g++, clang++ or c++"
+    detail = f"CXX={named[0]} is not there" if named else "no g++, clang++ or c++"
     return Finding("C++ compiler", MISSING, detail, hint)
 
 
 def _emulator() -> Finding:
-    """A kernel of this package, run on the CPU; it is compiled first, if it never was."""
+    """Run one of this package's kernels on the CPU; compile it first if necessary."""
     import numpy as np
 
-    from ..backends.emulator.backend import EmulatedBackend
+    from ..backends.emulator.emulator_backend import EmulatedBackend
     from ..problem import ConvProblem
 
     problem = ConvProblem.parse("b1,c2,h4,w4,m1,k3")
@@ -215,7 +215,7 @@ def _nvcc() -> Finding:
 
 
 def _tool(name: str, command: list[str], hint: str, describe: Callable[[str], str]) -> Finding:
-    """Whether a compiler runs, described by what it prints about its version."""
+    """Return whether a compiler runs, described by its version output."""
     try:
         result = subprocess.run(
             [*command, "--version"],
@@ -276,7 +276,7 @@ def _whole_networks() -> Finding:
 
 
 def _test_set() -> Finding:
-    folder = data.find("t10k")
+    folder = fashion_data.find("t10k")
     if folder is None:
         hint = "`ece408 data fetch` gets it, and so does the first milestone"
         return Finding("Fashion-MNIST", NOTE, "not here yet", hint)
@@ -286,7 +286,7 @@ def _test_set() -> Finding:
 def _training_set() -> Finding:
     hint = "only `ece408 train` needs them; "
     try:
-        folder = data.find("train")
+        folder = fashion_data.find("train")
     except DataMissing as error:
         problem, _, remedy = _one_line(error).partition("; ")
         return Finding("training images", NOTE, problem, hint + remedy)
@@ -297,26 +297,28 @@ def _training_set() -> Finding:
 
 def _models() -> Finding:
     folder = resources.models_dir()
-    there = [name for name, term in models.TERMS.items() if _has_checkpoint(folder / name, term)]
-    lacking = [name for name in models.TERMS if name not in there]
+    there = [
+        name for name, term in course_terms.TERMS.items() if _has_checkpoint(folder / name, term)
+    ]
+    lacking = [name for name in course_terms.TERMS if name not in there]
     if not lacking:
         return Finding("models", OK, ", ".join(there))
     detail = f"{', '.join(there) or 'none'}; not {', '.join(lacking)}"
     hint = f"pip install the package again, or `ece408 train {lacking[0]}`"
-    status = NOTE if models.DEFAULT_TERM in there else MISSING
+    status = NOTE if course_terms.DEFAULT_TERM in there else MISSING
     return Finding("models", status, detail, hint)
 
 
-def _has_checkpoint(folder: Path, term: models.Term) -> bool:
+def _has_checkpoint(folder: Path, term: course_terms.Term) -> bool:
     symbols = all((folder / f"{model}-symbol.json").is_file() for model in term.models)
-    return symbols and any(folder.glob(f"{models.BASELINE}-[0-9][0-9][0-9][0-9].params"))
+    return symbols and any(folder.glob(f"{course_terms.BASELINE}-[0-9][0-9][0-9][0-9].params"))
 
 
 def _memory() -> Finding:
     free, need = footprint.available_bytes(), _needed_bytes()
     detail = (
-        f"{free / _GIB:.1f} GiB available; {TEST_IMAGES} images of {models.DEFAULT_TERM} in one "
-        f"batch take {need / _GIB:.1f} GiB"
+        f"{free / _GIB:.1f} GiB available; {TEST_IMAGES} images of {course_terms.DEFAULT_TERM} in "
+        f"one batch take {need / _GIB:.1f} GiB"
     )
     if free >= need:
         return Finding("memory", OK, detail)
@@ -324,9 +326,9 @@ def _memory() -> Finding:
 
 
 def _needed_bytes() -> int:
-    term = models.TERMS[models.DEFAULT_TERM]
+    term = course_terms.TERMS[course_terms.DEFAULT_TERM]
     try:
-        symbol = models.network(term)
+        symbol = course_terms.network(term)
     except Exception:  # Another finding says why MXNet does not work.
         return USUAL_NEED_BYTES
     return footprint.required_bytes(symbol, TEST_IMAGES, TEST_IMAGES, term.image_size)
@@ -347,8 +349,8 @@ def _cache_folder() -> Finding:
     if nearest.is_dir() and os.access(nearest, os.W_OK | os.X_OK):
         detail = str(folder) if nearest == folder else f"{folder}, made when it is needed"
         return Finding("cache folder", OK, detail)
-    # Scoring only reads, once the resized images are there.
-    term = models.TERMS[models.DEFAULT_TERM]
+    # Scoring only reads the cache once it has the resized images.
+    term = course_terms.TERMS[course_terms.DEFAULT_TERM]
     made = os.path.exists(resize.cached_path("t10k", term.image_size))
     hint = "make it writable, or set ECE408_CACHE to a folder that is"
     return Finding("cache folder", NOTE if made else MISSING, f"{folder} is not writable", hint)
@@ -363,13 +365,13 @@ def _disk_space() -> Finding:
 
 
 def _nearest(path: Path) -> Path:
-    """The path itself, or its closest ancestor that exists."""
+    """Return the path itself, or its closest existing ancestor."""
     absolute = path.absolute()
     return next(each for each in (absolute, *absolute.parents) if os.path.exists(each))
 
 
 CPU, BUILD, GPU = "cpu", "build", "gpu"
-# Purposes of an installation, and what is looked at for each.
+# Checks of each purpose of an installation.
 CHECKS: dict[str, dict[str, Check]] = {
     CPU: {
         "Python": _python,

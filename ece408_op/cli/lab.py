@@ -1,4 +1,4 @@
-"""`ece408 lab`: kernels of one's own, begun, checked and timed."""
+"""`ece408 lab`: users' own kernels: templates, checks and timing."""
 
 from __future__ import annotations
 
@@ -37,11 +37,11 @@ from ..lab.sanitizer import Sanitized
 from ..lab.session import Ended
 from ..lab.timing import Timing
 from ..problem import ConvProblem, check_precision
-from ..profile import limits, occupancy
+from ..profile import kernel_limits, occupancy
 from . import lab_counts
 from .colour import paint, plain
 
-# Of each form: the file that `new` writes, and what it is.
+# For each form: the template for `new`, and its description.
 FORMS = {
     "cuda": ("start.cu", "CUDA kernels, whose launch a comment declares"),
     "course-2020": (
@@ -54,16 +54,16 @@ FORMS = {
 }
 _BY_SUFFIX = {".cu": "cuda", ".cuh": "course-2019", ".cc": "cpu-2020", ".h": "cpu-2019"}
 _MOST_FAILURES, _COLUMNS = 3, 100
-# The terms whose layers files are timed on unless it is told: of the form from 2020 on, and others.
+# Terms whose layers are the default for timing: for the form since 2020, and for others.
 _LATER, _TERM = shapes.LAST, "2019fa"
 _EXPLAINED_BATCH = 1000
 _BATCHES = {"cpu": (100, 1000), "cuda": (100, 1000, 10000), "emulator": (2,)}
 
 
 def new(name: str, form: str | None) -> None:
-    """Write a starting file of a form, or of the one that the name's ending suggests.
+    """Write a template of a form, or of the form suggested by the name's suffix.
 
-    Raises `InvalidSetting` for a name without a known ending, and for a file that is there, and
+    Raises `InvalidSetting` for a name without a known suffix and for an existing file, and
     `CacheUnwritable`.
     """
     path = Path(name)
@@ -97,12 +97,12 @@ def check(
     emulation: Emulation | None,
     term: str,
 ) -> None:
-    """Check files and print a verdict on each; write them as JSON, too, if `output` is given. With
-    `sanitizes` CUDA files run under compute-sanitizer as well. With an `emulation`, and where there
-    is no GPU, CUDA files run on the CPU. A term's layers decide if it is named.
+    """Check files and print a verdict on each; also write them as JSON if `output` is given. With
+    `sanitizes` CUDA files also run under compute-sanitizer. With an `emulation`, and without a GPU,
+    CUDA files run on the CPU. If a term is named, its layers decide.
 
-    Raises `WrongResult` unless all are right, `UnknownModel` for a term, `InvalidSetting` for a
-    file that cannot be sanitized, and `ProfilerMissing` without compute-sanitizer.
+    Raises `WrongResult` unless all are right, `UnknownModel` for an unknown term, `InvalidSetting`
+    for a file that cannot be sanitized, and `ProfilerMissing` without compute-sanitizer.
     """
     files = list(itertools.chain.from_iterable(map(_files, names)))
     check_precision(precision)
@@ -118,8 +118,8 @@ def check(
     parsed = [ConvProblem.parse(text) for text in problems]
     verdicts = []
     for file in files:
-        asked = checking.groups(file.form, parsed, 0, "cpu", term=term)
-        total = sum(len(own) for _, own in asked)
+        selected = checking.groups(file.form, parsed, 0, "cpu", term=term)
+        total = sum(len(own) for _, own in selected)
         shown = {"desc": plain(file.name), "unit": "problem", "leave": False, "disable": None}
         with tqdm(total=total, **shown) as bar:
             own = emulation if file.device == "cuda" else None
@@ -156,24 +156,24 @@ def time(
     emulates: bool,
     architecture: str,
 ) -> None:
-    """Time files, and CUDA kernels of this package by name, on layers, by names or problems, at
-    each batch, and print a table for each; write every call as JSON, too, if `output` is given.
-    With `peer_python`, a Python that has PyTorch, cuDNN is timed as well; with `explains`, what
-    limits CUDA kernels follows. With `emulates`, and where there is no GPU, what CUDA kernels do is
-    counted instead, and how many of them a GPU of an architecture holds.
+    """Time files, and CUDA kernels of this package by name, on layers, given by name or as
+    problems, at each batch size; print a table for each, and also write every call as JSON if
+    `output` is given. With `peer_python`, a Python that has PyTorch, cuDNN is timed, too; with
+    `explains`, the limits of CUDA kernels follow. With `emulates`, and without a GPU, the emulator
+    counts the work of CUDA kernels instead, with their occupancy on an architecture.
 
-    Raises `InvalidSetting` for what is no kernel, and for kernels of two devices, and
-    `WrongResult` if one fails.
+    Raises `InvalidSetting` for an unknown kernel and for kernels of two devices, and `WrongResult`
+    if one fails.
     """
     contenders = [_contender(name) for name in names]
     check_precision(precision)
     kind = timing.device_of(contenders)
     layers = layers or own_layers(contenders)
     if kind == "cuda" and (emulates or dispatch.backend_of_cuda_files() == "emulator"):
-        wanted = asked_layers("emulator", layers, batches, rounds)
+        wanted = selected_layers("emulator", layers, batches, rounds)
         _count(contenders, wanted, architecture, output)
         return
-    wanted = asked_layers(kind, layers, batches, rounds)
+    wanted = selected_layers(kind, layers, batches, rounds)
     turns = (rounds + 1) * len(wanted) * (len(contenders) + 1)
     with tqdm(total=turns, unit="turn", leave=False, disable=None) as bar:
         found = timing.measure(contenders, wanted, rounds, bar.update, precision)
@@ -198,17 +198,18 @@ def _count(
     architecture: str,
     output: Path | None,
 ) -> None:
-    """Print what each contender's warps do on each layer; write it as JSON, too, if `output` is
-    given. Raises `InvalidSetting` for an architecture, and `WrongResult` if one does not run."""
+    """Print the counts of each contender's warps on each layer; also write them as JSON if `output`
+    is given. Raises `InvalidSetting` for an unknown architecture, and `WrongResult` if a contender
+    does not run."""
     if architecture not in occupancy.KNOWN:
         known = ", ".join(occupancy.KNOWN)
         raise InvalidSetting(
             f"unknown architecture {architecture!r} (--arch); choose one of {known}"
         )
     names = timing.names(contenders)
-    asked = [(layer, problem, each) for layer, problem in wanted for each in contenders]
+    selected = [(layer, problem, each) for layer, problem in wanted for each in contenders]
     rows, failed = [], set()
-    for layer, problem, each in tqdm(asked, desc="counting", leave=False, disable=None):
+    for layer, problem, each in tqdm(selected, desc="counting", leave=False, disable=None):
         try:
             found = counting.count(each, problem, architecture)
         except (Ended, Ece408Error) as error:
@@ -238,22 +239,22 @@ def _explain(
     wanted: Sequence[tuple[str, ConvProblem]],
     found: Sequence[Timing],
 ) -> None:
-    """Print what limits each contender that was timed, on each layer at one batch."""
+    """Print the limiting factor of each timed contender, on each layer at one batch size."""
     failed = {each.name for each in found if each.failure}
     names = timing.names(contenders)
-    asked = [
+    selected = [
         (layer, problem, each)
         for layer, problem in _at_one_batch(wanted)
         for each in contenders
         if names[each] not in failed
     ]
-    for layer, problem, each in tqdm(asked, desc="explaining", leave=False, disable=None):
+    for layer, problem, each in tqdm(selected, desc="explaining", leave=False, disable=None):
         text = _explanation(names[each], layer, explanation.explain(each, problem))
         tqdm.write(text, sys.stdout)
 
 
 def _at_one_batch(wanted: Sequence[tuple[str, ConvProblem]]) -> list[tuple[str, ConvProblem]]:
-    """Of each layer the largest batch of up to 1000 images, or the smallest one."""
+    """Return for each layer the largest batch of up to 1000 images, or else the smallest one."""
     found: dict[ConvProblem, tuple[str, ConvProblem]] = {}
     for layer, problem in sorted(wanted, key=lambda each: each[1].batch):
         one = dataclasses.replace(problem, batch=1)
@@ -263,12 +264,13 @@ def _at_one_batch(wanted: Sequence[tuple[str, ConvProblem]]) -> list[tuple[str, 
 
 
 def _explanation(name: str, layer: str, found: Explanation) -> str:
-    """What limits a contender, its functions' figures, and what the compiler says of them."""
+    """Return a contender's limiting factor, its functions' counters, and the compiler's
+    resources."""
     lines = [f"{name}, {layer}: " + (f"limited by {found.sentence}" if found.sentence else "")]
     if found.failure:
         lines[0] = f"{name}, {layer}: {found.sentence or 'what limits it is not known'}"
         lines.append(f"  {found.failure}")
-    rows = [{**limits.columns(each), "function": each.name} for each in found.kernels]
+    rows = [{**kernel_limits.columns(each), "function": each.name} for each in found.kernels]
     if rows:
         widths = {key: max(len(key), *(len(row[key]) for row in rows)) for key in rows[0]}
         for row in ({key: key for key in rows[0]}, *rows):
@@ -285,16 +287,16 @@ def _explanation(name: str, layer: str, found: Explanation) -> str:
 
 
 def own_layers(contenders: Iterable[kernel_file.KernelFile | str], term: str = "") -> list[str]:
-    """Names of the layers of a term, by default of one whose files have this form."""
+    """Return the names of a term's layers, by default of a term whose files have this form."""
     forms = {getattr(each, "form", "declared") for each in contenders}
     return list(shapes.of_term(term or (_LATER if forms == {"course_2020"} else _TERM)))
 
 
-def asked_layers(
+def selected_layers(
     kind: str, layers: Sequence[str], batches: Sequence[int], rounds: int
 ) -> list[tuple[str, ConvProblem]]:
-    """Each layer's name and problem at each batch, by default the device's usual batches. Raises
-    `InvalidSetting`."""
+    """Return each layer's name and problem at each batch size, by default the device's usual ones.
+    Raises `InvalidSetting`."""
     if rounds < 1 or any(batch < 1 for batch in batches):
         raise InvalidSetting("--repeat and --batch-size take numbers from 1 on")
     return [
@@ -305,7 +307,7 @@ def asked_layers(
 
 
 def _contender(name: str) -> kernel_file.KernelFile | str:
-    """A file, or the name of one of our CUDA kernels."""
+    """Return a file, or the name of one of our CUDA kernels."""
     if kernel_file.device_of(name) is not None:
         return kernel_file.find(name)
     kernel: str = catalog.get(name).name
@@ -315,7 +317,7 @@ def _contender(name: str) -> kernel_file.KernelFile | str:
 def _cudnn(
     wanted: Sequence[tuple[str, ConvProblem]], samples: int, python: str
 ) -> dict[str, dict[str, float]]:
-    """cuDNN's median seconds by layer and variant."""
+    """Return cuDNN's median seconds by layer and variant."""
     with cudnn.Peer(python) as peer:
         found = {layer: peer.measure(problem, samples) for layer, problem in wanted}
     return {
@@ -329,7 +331,7 @@ def _cudnn(
 
 
 def _timings(kind: str, found: Sequence[Timing], peers: dict[str, float]) -> str:
-    """A layer's contenders, the fastest first."""
+    """Return the table of a layer's contenders, fastest first."""
     ours = next(each for each in found if each.name == timing.OURS)
     floor = timing.floor_seconds(kind, ours.problem)
     base = ours.median if ours.seconds else None
@@ -351,7 +353,7 @@ def _timings(kind: str, found: Sequence[Timing], peers: dict[str, float]) -> str
 
 
 def _timing(each: Timing) -> tuple[str, str]:
-    """How wide a contender's calls lie, and what it takes around them."""
+    """Return the spread of a contender's calls, and its time around them."""
     spread = f"{each.spread:.1%}" + ("!" if each.spread > timing.STEADY else " ")
     around = f"{1e3 * statistics.median(each.around):.1f}" if each.around else ""
     return spread, around
@@ -371,7 +373,7 @@ def _check(
             file, problems, seed, bar.update, precision=precision, emulation=emulation, term=term
         )
     except KernelCompileFailed as error:
-        # Other files are checked all the same.
+        # Other files are checked nevertheless.
         return Verdict(str(file.path), broken=_named(kernel_file.reason(error), file.path))
     except KernelNotSupported as error:
         said, kind = _named(str(error), file.path), type(error).__name__
@@ -379,7 +381,7 @@ def _check(
 
 
 def _files(name: str) -> list[kernel_file.KernelFile]:
-    """The file of this name, or those in the folder. Raises `InvalidSetting`."""
+    """Return the file of this name, or those in the folder. Raises `InvalidSetting`."""
     if not Path(name).is_dir():
         return [kernel_file.find(name)]
     found = ranking.find([Path(name)]).values()
@@ -390,20 +392,20 @@ def _files(name: str) -> list[kernel_file.KernelFile]:
 
 
 def _must_emulate(files: Sequence[kernel_file.KernelFile]) -> bool:
-    """Whether CUDA files are among them and there is no GPU, which is said then."""
+    """Return whether there are CUDA files but no GPU; if so, print that."""
     if all(file.device == "cpu" for file in files):
         return False
     return dispatch.backend_of_cuda_files() == "emulator"
 
 
 def _as_given(file: str) -> str:
-    """A path as it is from here, if it is below."""
+    """Return a path relative to the current folder, if it is inside it."""
     from_here = os.path.relpath(file)
     return file if from_here.startswith(os.pardir) else from_here
 
 
 def _named(text: str, path: Path) -> str:
-    """What is said of a file at a path, with its name in the place of that."""
+    """Return a message with the file's path replaced by its name."""
     text = text.replace(f"kernel file {path}: ", "")
     return text.replace(f"{path.parent}{os.sep}", "")
 
@@ -427,7 +429,8 @@ def _text(verdict: Verdict) -> str:
 
 
 def _wrapped(line: str) -> str:
-    """A line of a verdict, set in where it goes on; a command stays what can be copied."""
+    """Wrap a line of a verdict with indentation; a command stays on one line, so that it can be
+    copied."""
     if line.lstrip().startswith("again: "):
         return line
     indent = " " * (len(line) - len(line.lstrip()) + 2)
@@ -438,7 +441,7 @@ def _wrapped(line: str) -> str:
 
 
 def _said(verdict: Verdict) -> tuple[str, str]:
-    """The verdict, and its colour."""
+    """Return the verdict, and its colour."""
     if verdict.by_machine:
         return "cannot be tried here", "yellow"
     if verdict.is_right:
@@ -459,7 +462,7 @@ def _said(verdict: Verdict) -> tuple[str, str]:
 
 
 def _why_not_elsewhere(groups: Sequence[Group]) -> str:
-    """Why a file is wrong on other layers, in one line."""
+    """Return in one line why a file is wrong on other layers."""
     failures = [each for group in groups for each in group.failures]
     for failure in failures:
         if failure.short:

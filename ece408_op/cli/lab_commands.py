@@ -1,4 +1,4 @@
-"""The command line of `ece408 lab`."""
+"""Command line of `ece408 lab`."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from . import arguments, lab, lab_rank
 
 
 def add(commands: Any) -> None:
-    """`ece408 lab` and what is below it."""
+    """Add `ece408 lab` and its subcommands."""
     parser = arguments.add_command(
         commands,
         "lab",
-        "begin a kernel of your own, check it, time it, and rank many",
+        "start a kernel of your own, check it, time it, and rank many",
         epilog="A kernel is a .cu, .cuh, .cc or .h file; docs/manual.md, 'A kernel of your own', "
-        "has the forms. ece408 m2.1 and m3.1 run one by --kernel FILE.",
+        "describes their forms. ece408 m2.1 and m3.1 run one with --kernel FILE.",
     )
     arguments.show_help_by_default(parser)
     actions = parser.add_subparsers(dest="action", metavar="ACTION")
@@ -34,13 +34,11 @@ def _add_new(actions: Any) -> None:
     new = arguments.add_command(
         actions,
         "new",
-        "write a kernel file to start from, which is right and slow",
+        "write a template of a kernel, which is right and slow",
         epilog="forms: " + "; ".join(f"{name}: {what}" for name, (_, what) in lab.FORMS.items()),
     )
     new.add_argument("name", metavar="NAME", help="the file, such as mine.cu")
-    new.add_argument(
-        "--form", choices=lab.FORMS, help="what it is like (default: by the name's ending)"
-    )
+    new.add_argument("--form", choices=lab.FORMS, help="its form (default: by the name's suffix)")
     new.set_defaults(run=lambda options: lab.new(options.name, options.form))
 
 
@@ -48,12 +46,12 @@ def _add_check(actions: Any) -> None:
     check = arguments.add_command(
         actions,
         "check",
-        "say whether kernel files are right, and, of a wrong one, what is wrong where",
-        epilog="Each file is compiled and run in a process of its own, without network and other "
-        "processes, which writes to a folder of its own only. Layers of the course and odd sizes "
-        "are computed, from whole numbers exactly and from real ones as exactly as float32 is. The "
-        "layers of the terms whose files have this form decide. "
-        "Exit code: 0, 23 when a file is wrong, or else 34 when one cannot be tried here.",
+        "say whether kernel files are right, and where a wrong one is wrong",
+        epilog="Each file is compiled and run in a sandbox without network and other processes, "
+        "which can only write to its own folder. The checks use the course's layers and odd "
+        "sizes: results must be exact for whole numbers, and as exact as float32 for real ones. "
+        "The layers of the terms whose files have this form decide. Exit code: 0, 23 when a file "
+        "is wrong, or else 34 when one cannot be tried here.",
     )
     check.add_argument("files", nargs="+", metavar="FILE|DIR")
     check.add_argument(
@@ -64,21 +62,23 @@ def _add_check(actions: Any) -> None:
         help="check this one only, such as b2,c3,h9,w9,m4,k5 (may be repeated)",
     )
     check.add_argument(
-        "--seed", metavar="N", type=int, help="of the numbers and odd sizes (default: a secret one)"
+        "--seed",
+        metavar="N",
+        type=int,
+        help="seed of the numbers and odd sizes (default: a secret one)",
     )
     _add_precision(check)
     _add_term(check, "whose layers decide (default: those of the file's form; odd sizes never do)")
     check.add_argument(
         "--sanitize",
         action="store_true",
-        help="run CUDA files under compute-sanitizer, too, for accesses beyond arrays, races and "
-        "the like, with the lines of the source",
+        help="also run CUDA files under compute-sanitizer, which finds out-of-bounds accesses, "
+        "races and the like, with source lines",
     )
     check.add_argument(
         "--emulate",
         action="store_true",
-        help="run CUDA files on the CPU, and check each access to memory; what is done where there "
-        "is no GPU",
+        help="run CUDA files on the CPU, and check each memory access (the default without a GPU)",
     )
     arguments.add_fast(check)
     arguments.add_gpu(check, "the first of several")
@@ -86,11 +86,11 @@ def _add_check(actions: Any) -> None:
         "--order",
         choices=("usual", "random"),
         default="usual",
-        help="in which order the emulator runs threads and blocks; --seed repeats a random one "
+        help="order in which the emulator runs threads and blocks; --seed repeats a random one "
         "(default: usual)",
     )
     check.add_argument(
-        "--json", metavar="FILE", type=Path, dest="output", help="write the verdicts to FILE, too"
+        "--json", metavar="FILE", type=Path, dest="output", help="also write the verdicts to FILE"
     )
     check.set_defaults(
         run=lambda options: lab.check(
@@ -107,11 +107,11 @@ def _add_check(actions: Any) -> None:
 
 
 def _emulation(options: argparse.Namespace) -> Emulation | None:
-    """How files are to be emulated, if an option asks for it."""
+    """Return the emulation that the options request, if any."""
     is_random = options.order == "random"
     if not (options.emulate or options.fast or is_random):
         return None
-    # Of a random order `check` sets the seed, for each problem.
+    # For a random order, `check` sets the seed for each problem.
     return Emulation("fast" if options.fast else "checked", seed=0 if is_random else None)
 
 
@@ -119,16 +119,16 @@ def _add_time(actions: Any) -> None:
     timed = arguments.add_command(
         actions,
         "time",
-        "time kernel files on layers of the course, beside this package's kernels, or count what "
-        "they do",
-        epilog="Contenders take turns in a random order, each in a process of its own. Every call "
-        "has new numbers, and its output is looked at. Columns: the median op time; the width of "
-        "the calls' middle half, with ! above 2 %; the floor, which memory and arithmetic of this "
-        "machine allow a kernel that does all products, over that time; the time over ours; for "
-        "CUDA files from 2020 on, the time of prolog and epilog. Op times on the GPU are without "
-        "copies. Columns of counts: how often a warp came to the line; with how many of its lanes, "
-        "on average; 32-byte sectors of global memory that it touched each time, or passes over "
-        "banks of shared memory; which share of the passes repeats others for bank conflicts.",
+        "time kernel files on layers of the course, beside this package's kernels, or count "
+        "their work",
+        epilog="Contenders take turns in a random order, each in its own process. Every call has "
+        "new numbers, and its output is checked. Columns: the median op time; the interquartile "
+        "range, with ! above 2 %; the floor (this machine's minimum for a kernel that does all "
+        "products, by memory and arithmetic) over that time; the time over ours; for CUDA files "
+        "since 2020, the time of prolog and epilog. Op times on the GPU exclude copies. Columns "
+        "of counts: executions of the line by warps; active lanes, on average; 32-byte sectors of "
+        "global memory per execution, or passes over banks of shared memory; the fraction of "
+        "passes caused by bank conflicts.",
     )
     timed.add_argument(
         "files",
@@ -142,12 +142,12 @@ def _add_time(actions: Any) -> None:
         metavar="N",
         type=int,
         default=9,
-        help="turns of each: a call on the CPU, up to 128 on the GPU (default: 9)",
+        help="turns per contender: a call on the CPU, up to 128 on the GPU (default: 9)",
     )
     timed.add_argument(
         "--peer-python",
         metavar="PYTHON",
-        help="a Python with PyTorch and CUDA: time cuDNN, too, by events on the GPU",
+        help="a Python with PyTorch and CUDA: also time cuDNN, by events on the GPU",
     )
     _add_precision(timed)
     arguments.add_gpu(timed, "the first of several")
@@ -155,22 +155,22 @@ def _add_time(actions: Any) -> None:
         "--no-why",
         action="store_false",
         dest="explains",
-        help="do not run each CUDA kernel once more, under ncu, to say what limits it",
+        help="do not run each CUDA kernel once more under ncu to find its limiting factor",
     )
     timed.add_argument(
         "--emulate",
         action="store_true",
-        help="do not time, but count what the warps of CUDA kernels do at each line, on the CPU; "
-        "what is done where there is no GPU",
+        help="instead of timing, count the work of CUDA kernels' warps per source line, on the CPU "
+        "(the default without a GPU)",
     )
     timed.add_argument(
         "--arch",
         default="sm_90",
-        help="with --emulate, the GPU on which blocks find room, of an architecture: "
+        help="with --emulate, the architecture for which occupancy is computed: "
         f"{', '.join(occupancy.KNOWN)} (default: sm_90)",
     )
     timed.add_argument(
-        "--json", metavar="FILE", type=Path, dest="output", help="write every call to FILE, too"
+        "--json", metavar="FILE", type=Path, dest="output", help="also write every call to FILE"
     )
     timed.set_defaults(
         run=lambda options: lab.time(
@@ -193,7 +193,7 @@ def _add_precision(parser: argparse.ArgumentParser) -> None:
         "--precision",
         metavar="NAME",
         default="float32",
-        help=f"how exact a file must be: {', '.join(PRECISIONS)} (default: float32)",
+        help=f"required precision of a file: {', '.join(PRECISIONS)} (default: float32)",
     )
 
 
@@ -209,10 +209,10 @@ def _add_rank(actions: Any) -> None:
         actions,
         "rank",
         "check and time all kernel files of a folder, and put them in order",
-        epilog="The files are checked on these layers and on odd sizes, and those that are right "
-        "on the layers are timed in turns, as ece408 lab time does. The sum of the layers' median "
-        "op times decides. A ranking that was stopped goes on where it was; files that have "
-        "changed are checked and timed again, and compared with their last sum.",
+        epilog="The files are checked on these layers and on odd sizes; files that are right on "
+        "the layers are timed in turns, as by ece408 lab time. The sum of the layers' median op "
+        "times decides. An interrupted ranking resumes; files that have changed are checked and "
+        "timed again, and compared with their last sum.",
     )
     parser.add_argument(
         "paths",
@@ -222,9 +222,9 @@ def _add_rank(actions: Any) -> None:
         help="a folder, with folders in it, or a kernel file; all for the CPU or all for CUDA",
     )
     _add_layers(parser, "1000")
-    _add_term(parser, "whose layers take the place of --layer")
+    _add_term(parser, "whose layers replace --layer")
     parser.add_argument(
-        "--repeat", metavar="N", type=int, default=5, help="turns of each (default: 5)"
+        "--repeat", metavar="N", type=int, default=5, help="turns per file (default: 5)"
     )
     parser.add_argument(
         "--output",
@@ -240,7 +240,7 @@ def _add_rank(actions: Any) -> None:
         "--jobs", metavar="N", type=int, help="files checked at a time (default: half the cores)"
     )
     _add_precision(parser)
-    arguments.add_gpu(parser, "several share the files to be checked")
+    arguments.add_gpu(parser, "several split the files to be checked")
     parser.set_defaults(
         run=lambda options: lab_rank.rank(
             options.paths,

@@ -1,4 +1,4 @@
-"""What `ece408 lab time --emulate` prints: counts of CUDA kernels, line by line."""
+"""Output of `ece408 lab time --emulate`: counts of CUDA kernels per source line."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _HEAD = ("line", "what", "warps", "lanes", "each", "repeats", "source")
 
 
 def text(name: str, layer: str, counted: Counted, source: Path, architecture: str) -> str:
-    """A contender's launches on a layer, with a table of lines for each function."""
+    """Return a contender's launches on a layer, with a table of lines for each function."""
     lines = [f"{name}, {layer}: counted, not timed"]
     functions = dict.fromkeys(each.kernel for each in counted.launches)
     for function in functions:
@@ -54,7 +54,8 @@ def _table(counts: Sequence[Count], source: Path) -> list[str]:
 
 
 def _matters(each: Count) -> bool:
-    """Code counts where many lanes stay away; what has no line is the emulator's own."""
+    """Return whether to show a count: it has a source line (others are the emulator's own) and, for
+    code, many lanes are inactive."""
     parts = each.lanes < _ALMOST_ALL * each.possible_lanes
     return ":" in str(each.place) and (each.what != "code" or parts)
 
@@ -92,5 +93,5 @@ class _Texts:
             path = self._folder / Path(name).name
             return path.read_text(encoding="utf-8", errors="replace").splitlines()
         except OSError:
-            # A header from elsewhere.
+            # A header from another folder.
             return []

@@ -1,4 +1,4 @@
-"""`ece408 lab rank`: a class's kernel files in order, as tables, a CSV file and a page."""
+"""`ece408 lab rank`: ranking of a class's kernel files, as tables, a CSV file and a page."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from ..operator.environment import cpu_model
 from ..problem import check_precision
 from ..report import page
 from .colour import plain
-from .lab import asked_layers, own_layers
+from .lab import own_layers, selected_layers
 
 _DEVICES = {"cpu": "the CPU", "cuda": "GPUs"}
 _LAYERS_ONLY = "right on these layers only"
@@ -43,12 +43,12 @@ def rank(
     precision: str,
     term: str,
 ) -> None:
-    """Rank the files on layers, or on those of a term, print a table, and keep ranking.json,
-    ranking.csv and ranking.html in a folder; what is there already of the same files is not
-    measured a second time, but with `again`.
+    """Rank the files on layers, or on those of a term; print a table, and write ranking.json,
+    ranking.csv and ranking.html to a folder. Existing results of unchanged files are kept, unless
+    `again`.
 
-    Raises `InvalidSetting` for paths and numbers that mean nothing, and for files of two devices,
-    `UnknownModel` for a term, and `NoUsableGpu`.
+    Raises `InvalidSetting` for invalid paths and numbers, and for files of two devices,
+    `UnknownModel` for an unknown term, and `NoUsableGpu`.
     """
     if layers and term:
         raise InvalidSetting(f"--term {term} has layers of its own; leave --layer out")
@@ -60,7 +60,7 @@ def rank(
         raise InvalidSetting("--jobs takes numbers from 1 on")
     kind = _most(files)
     layers = layers or own_layers(kernels, term)
-    wanted = asked_layers(kind, layers, batches or (1000,), rounds)
+    wanted = selected_layers(kind, layers, batches or (1000,), rounds)
     conditions = {
         "device": device.get(settings.devices()[0]).name if kind == "cuda" else cpu_model(),
         "layers": {layer: str(problem) for layer, problem in wanted},
@@ -93,14 +93,14 @@ def rank(
         _write(folder / "ranking.html", page.render(text, "Ranking", folder))
         written.append("ranking.html")
     except InvalidSetting as error:
-        # The rest is there without it.
+        # The other files do not need it.
         print(f"no {folder / 'ranking.html'}: {error}")
     print(f"{folder}: {', '.join(written)}")
 
 
 def _most(files: dict[str, KernelFile | str]) -> str:
-    """The device that most of the files are for; the others' entries say why they are not ranked.
-    Raises `InvalidSetting` where they are as many for each."""
+    """Return the device of the majority of files; the others' entries say why they are not ranked.
+    Raises `InvalidSetting` for a tie."""
     kernels = {name: file for name, file in files.items() if isinstance(file, KernelFile)}
     counts = Counter(file.device for file in kernels.values())
     (kind, count), *others = counts.most_common()
@@ -114,7 +114,7 @@ def _most(files: dict[str, KernelFile | str]) -> str:
 
 
 class _Progress:
-    """A bar for each kind of step."""
+    """A progress bar for each kind of step."""
 
     def __init__(self) -> None:
         self._bar: tqdm | None = None
@@ -135,7 +135,7 @@ class _Progress:
 
 
 def _table(ranking: Ranking) -> tuple[list[str], list[list[str]]]:
-    """Head and rows: rank, name, op times, sum, over our best, over last time, remarks."""
+    """Return header and rows: rank, name, op times, sum, over our best, over last time, remarks."""
     layers = ranking.layers
     head = ["rank", "name", *(f"{layer}, ms" for layer in layers), "sum, ms", "ours", "before"]
     head += ["around, ms", "remarks"]
@@ -160,7 +160,7 @@ def _table(ranking: Ranking) -> tuple[list[str], list[list[str]]]:
 
 
 def _left(ranking: Ranking, head: Sequence[str]) -> list[list[str]]:
-    """Rows of the files that are not ranked."""
+    """Return the rows of the files that are not ranked."""
     cells = {"name": "{0.name}", "remarks": "not ranked: {1}"}
     return [
         [cells.get(column, "").format(each, each.why_not or "not timed") for column in head]
@@ -184,7 +184,7 @@ def _remarks(entry: Entry, ranking: Ranking) -> list[str]:
 
 
 def _terminal(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """The table without the columns in which no row has anything."""
+    """Return the table without empty columns."""
     columns = [column for column in zip(head, *rows) if any(column[1:])]
     widths = [max(map(len, column)) for column in columns]
     lines = [
@@ -205,13 +205,13 @@ def _csv(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 
 def _harmless(text: str) -> str:
-    """A cell that no spreadsheet takes for a formula."""
+    """Escape a cell that a spreadsheet would treat as a formula."""
     text = plain(text)
     return f"'{text}" if text.startswith(tuple("=+-@\t")) else text
 
 
 def _markdown(ranking: Ranking, head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """The ranking as Markdown, of which the page is made."""
+    """Return the ranking as Markdown, the source of the page."""
     numbers = [i for i, name in enumerate(head) if name not in ("name", "remarks")]
     cells = [[_cell(text) for text in row] for row in rows]
     conditions = ranking.conditions
@@ -230,7 +230,7 @@ def _markdown(ranking: Ranking, head: Sequence[str], rows: Sequence[Sequence[str
 
 
 def _cell(text: str) -> str:
-    """Text for a table's cell, as code where it could mean something."""
+    """Return text for a table's cell, as code if it has special characters."""
     line = " ".join(plain(text).split()).replace("`", "'").replace("|", "\\|")
     return f"`{line}`" if line else ""
 

@@ -1,4 +1,5 @@
-"""`ece408 launch`: a command in several processes, that train one model through MXNet's KVStore."""
+"""`ece408 launch`: runs a command in several processes that train one model through MXNet's
+KVStore."""
 
 from __future__ import annotations
 
@@ -9,17 +10,17 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import InvalidSetting
-from ..jobs import plan, starters, supervisor
+from ..jobs import job_plan, starters, supervisor
 from . import arguments
 
 # The scheduler listens once it has imported MXNet, which takes a minute from a slow network disk.
 _CONNECT_S = 120.0
 
 _EPILOG = """\
-COMMAND runs as every worker, with what MXNet's KVStore dist_sync and dist_async read from the
-environment (DMLC_*). Servers and the scheduler are started beside them. When one of these
-processes dies, all are ended, and its name, its end and its last line are told. On hosts of a file
-the package must be where it is here, and the working directory, too.
+COMMAND runs as every worker, with the environment variables of MXNet's KVStore dist_sync and
+dist_async (DMLC_*). Servers and the scheduler are started, too. When one of these processes dies,
+all are ended, and its name, exit code and last line are printed. Other hosts need the package and
+the working directory at the same paths.
 
 examples:
   ece408 launch --workers 2 -- ece408 train 2019sp
@@ -29,7 +30,7 @@ examples:
 
 
 def add(commands: Any) -> None:
-    """`ece408 launch`."""
+    """Add `ece408 launch`."""
     parser = arguments.add_command(
         commands,
         "launch",
@@ -38,26 +39,29 @@ def add(commands: Any) -> None:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument(
-        "--workers", metavar="N", type=int, help="processes that train (default: 2, or one a host)"
+        "--workers",
+        metavar="N",
+        type=int,
+        help="processes that train (default: 2, or one per host)",
     )
     parser.add_argument(
         "--servers",
         metavar="N",
         type=int,
-        help="processes that add gradients up (default: 1, or one a host)",
+        help="processes that sum gradients (default: 1, or one per host)",
     )
     parser.add_argument(
         "--hosts",
         metavar="FILE",
         type=Path,
-        help="start them over ssh on these hosts: on each line a name and, where it does not lead "
-        "the others there, an IP address",
+        help="start them over ssh on these hosts: on each line a name and, if other hosts cannot "
+        "reach that name, an IP address",
     )
     parser.add_argument(
         "--ssh",
         metavar="COMMAND",
         default=supervisor.SSH,
-        help="in place of ssh, such as 'ssh -p 2222'; it gets a host's name and a command",
+        help="replacement for ssh, such as 'ssh -p 2222'; host name and command are appended",
     )
     parser.add_argument(
         "--port",
@@ -70,18 +74,18 @@ def add(commands: Any) -> None:
         metavar="SECONDS",
         type=float,
         default=_CONNECT_S,
-        help="end the job if a process cannot connect to the scheduler for so long (default: "
+        help="end the job if a process cannot connect to the scheduler within this time (default: "
         "%(default)g)",
     )
     parser.add_argument(
         "--all-output",
         action="store_true",
-        help="show what every process prints, with its name in front, and not worker 0 alone",
+        help="show the output of every process, prefixed by its name, not only of worker 0",
     )
     parser.add_argument(
         "--print",
         choices=tuple(starters.STARTERS),
-        help="run nothing, but print what this job starter is to be given",
+        help="run nothing, but print the input for this job starter",
     )
     parser.add_argument("what", nargs=argparse.REMAINDER, metavar="-- COMMAND")
     parser.set_defaults(run=_run)
@@ -94,12 +98,12 @@ def _run(options: argparse.Namespace) -> None:
             "there is no command to run; give one at the end, such as -- ece408 train 2019sp"
         )
     if command[0] == "ece408":
-        # Whatever PATH is on other hosts.
+        # Independent of PATH on other hosts.
         command = [sys.executable, "-m", "ece408_op", *command[1:]]
-    hosts = plan.read_hosts(options.hosts) if options.hosts is not None else []
+    hosts = job_plan.read_hosts(options.hosts) if options.hosts is not None else []
     workers = len(hosts) or 2 if options.workers is None else options.workers
     servers = len(hosts) or 1 if options.servers is None else options.servers
-    plan.check_counts(workers, servers)
+    job_plan.check_counts(workers, servers)
     if not 0 < options.connect_timeout < math.inf:
         raise InvalidSetting(
             f"--connect-timeout {options.connect_timeout:g} is not a time; give seconds above 0"
@@ -107,18 +111,18 @@ def _run(options: argparse.Namespace) -> None:
     if options.print is not None:
         print(starters.STARTERS[options.print](command, workers, servers, hosts, options.port))
         return
-    members = plan.job(command, workers, servers, hosts, options.port)
+    members = job_plan.job(command, workers, servers, hosts, options.port)
     ssh = supervisor.ssh_command(options.ssh)
     print(_summary(members), file=sys.stderr)
     supervisor.run(members, ssh, options.all_output, options.connect_timeout)
 
 
-def _summary(members: list[plan.Member]) -> str:
-    """What is started, and where, in a line."""
+def _summary(members: list[job_plan.Member]) -> str:
+    """Return a line on what is started, and where."""
     roles = [member.role for member in members]
     counted = ", ".join(
         f"{roles.count(role)} {role}{'s' * (roles.count(role) > 1)}"
-        for role in (plan.WORKER, plan.SERVER, plan.SCHEDULER)
+        for role in (job_plan.WORKER, job_plan.SERVER, job_plan.SCHEDULER)
     )
     root = members[0].environment
     where = f"{root['DMLC_PS_ROOT_URI']}:{root['DMLC_PS_ROOT_PORT']}"

@@ -24,7 +24,7 @@ examples:
   ece408 m2.1 100 --backend reference
   ece408 profile m3.1 1000       where the time goes, in nvprof's columns
 """
-# By command, in the help's order, the module that adds it: some of them import much.
+# Modules by command, in the help's order; some of them import much.
 _MODULES = {
     **dict.fromkeys(MILESTONES, "milestones"),
     **{name: name for name in ("profile", "compare", "report", "data", "swap", "models", "train")},
@@ -39,9 +39,9 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
 
 
 def execute(line: Sequence[str] | None = None) -> int:
-    """Run the command line; returns its exit code. An error is one line on stderr.
+    """Run the command line; return its exit code. An error is one line on stderr.
 
-    A command returns an exit code of its own, or `None` for 0.
+    A command returns its exit code, or `None` for 0.
     """
     line = list(sys.argv[1:] if line is None else line)
     options = _parser(*line[:1]).parse_args(line)
@@ -66,8 +66,8 @@ def _fail(options: argparse.Namespace, text: str, code: int) -> int:
 
 
 def _parser(first: str = "") -> argparse.ArgumentParser:
-    """Knows the command that a line begins with, or all if it begins with something else; none of
-    them is needed for the version."""
+    """Return a parser with the command `first`, or with all if it is none; the version needs no
+    command."""
     parser = arguments.Parser(
         prog="ece408",
         description="Hand-written convolution kernels in MXNet: the milestones of the course.",

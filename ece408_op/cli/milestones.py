@@ -11,7 +11,7 @@ from typing import Any
 
 from .. import dispatch, settings
 from ..backends import kernel_file
-from ..course import milestone, models
+from ..course import course_terms, milestone
 from ..course.milestone import MILESTONES, Milestone
 from ..host import gpu, run_time, this_python
 from ..operator import variables
@@ -22,13 +22,13 @@ from .profile_options import ProfileOptions
 
 
 def add(commands: Any) -> None:
-    """A command for each milestone."""
+    """Add a command for each milestone."""
     for each in MILESTONES.values():
         _add_milestone(commands, each)
 
 
 def parse(line: Sequence[str]) -> argparse.Namespace:
-    """A milestone's command line."""
+    """Parse a milestone's command line."""
     parser = arguments.Parser(prog="ece408")
     add(parser.add_subparsers(dest="command", metavar="COMMAND"))
     return parser.parse_args(line)
@@ -44,15 +44,15 @@ def _add_milestone(commands: Any, each: Milestone) -> None:
     )
     parser.add_argument(
         "--term",
-        help=f"configuration of the course: {', '.join(models.TERMS)} (default: the only one "
-        f"that has the model, or {models.DEFAULT_TERM})",
+        help=f"configuration of the course: {', '.join(course_terms.TERMS)} (default: the only one "
+        f"with the model, or {course_terms.DEFAULT_TERM})",
     )
     arguments.add_batch_size(parser)
     if each.own_operator and not each.on_gpu:
         parser.add_argument(
             "--backend",
             metavar="NAME",
-            help=f"who computes: {', '.join(dispatch.backend_names())} (default: ECE408_BACKEND, "
+            help=f"backend: {', '.join(dispatch.backend_names())} (default: ECE408_BACKEND, "
             "or the fastest)",
         )
     if each.own_operator:
@@ -62,13 +62,13 @@ def _add_milestone(commands: Any, each: Milestone) -> None:
             help="CUDA kernel of the forward pass, one of kernels/README.md, or a file with a "
             "kernel of your own, .cu or .cuh"
             + ("" if each.on_gpu else ", or .cc or .h for the CPU")
-            + " (default: ECE408_KERNEL, or for each layer the best that fits)",
+            + " (default: ECE408_KERNEL, or the best for each layer)",
         )
         parser.add_argument(
             "--precision",
             metavar="NAME",
-            help=f"how exact convolutions must be at least: {', '.join(PRECISIONS)} (default: "
-            "ECE408_PRECISION, or float32); CUDA kernels only gain by it",
+            help=f"minimum precision of convolutions: {', '.join(PRECISIONS)} (default: "
+            "ECE408_PRECISION, or float32); lower ones are faster for CUDA kernels only",
         )
     if each.own_operator or each.on_gpu:
         arguments.add_gpu(parser)
@@ -76,8 +76,8 @@ def _add_milestone(commands: Any, each: Milestone) -> None:
         parser.add_argument(
             "--emulate",
             action="store_true",
-            help="run the CUDA kernel on the CPU, without a GPU, and check each access to memory; "
-            "what is done with a file's kernel where there is no GPU (default kernel: general)",
+            help="run the CUDA kernel on the CPU, without a GPU, and check each memory access; the "
+            "default for a file's kernel without a GPU (default kernel: general)",
         )
         arguments.add_fast(parser)
     arguments.add_threads_and_data(parser)
@@ -85,12 +85,12 @@ def _add_milestone(commands: Any, each: Milestone) -> None:
         "--model-dir",
         metavar="DIR",
         type=Path,
-        help="folder with the model's checkpoint (default: the one that comes with the package)",
+        help="folder with the model's checkpoint (default: the shipped one)",
     )
     parser.add_argument(
         "--profile",
         action="store_true",
-        help="tell on stderr where the time went; so do the three options below, which also",
+        help="report on stderr where the time went; so do the three options below, which also",
     )
     profile_options.add(parser)
     parser.set_defaults(run=_run_milestone, milestone=each, tables_to=sys.stderr, no_gpu=False)
@@ -98,14 +98,14 @@ def _add_milestone(commands: Any, each: Milestone) -> None:
 
 
 def _models_of(each: Milestone) -> str:
-    """What a milestone can be asked to run, term by term."""
+    """Return the models that a milestone runs, by term."""
     if not each.own_operator:
-        return models.BASELINE
+        return course_terms.BASELINE
     known = ", ".join(
-        f"{' or '.join(m for m in term.models if m != models.BASELINE)} ({term.name})"
-        for term in models.TERMS.values()
+        f"{' or '.join(m for m in term.models if m != course_terms.BASELINE)} ({term.name})"
+        for term in course_terms.TERMS.values()
     )
-    return f"{known} (default: {models.TERMS[models.DEFAULT_TERM].default_model})"
+    return f"{known} (default: {course_terms.TERMS[course_terms.DEFAULT_TERM].default_model})"
 
 
 def _run_milestone(options: argparse.Namespace) -> None:
@@ -125,9 +125,9 @@ def _run_milestone(options: argparse.Namespace) -> None:
         model_dir=options.model_dir,
     )
 
-    asked = profile_options.of(options)
-    profiled = options.profile or asked != ProfileOptions()
-    # MXNet has one profiler, and our operator says its op times itself.
+    requested = profile_options.of(options)
+    profiled = options.profile or requested != ProfileOptions()
+    # MXNet has a single profiler, and our operator measures its op times itself.
     timed = not profiled and not options.milestone.own_operator
 
     def work() -> None:
@@ -136,14 +136,14 @@ def _run_milestone(options: argparse.Namespace) -> None:
         print(run_time.summary(), file=sys.stderr)
 
     if profiled:
-        _profile_milestone(options, asked, work)
+        _profile_milestone(options, requested, work)
     else:
         work()
         program.end_at_once()
 
 
 def _backend(options: argparse.Namespace) -> str | None:
-    """Who computes a milestone that runs our operator."""
+    """Return the backend of a milestone that runs our operator."""
     if not options.milestone.on_gpu:
         return options.backend
     kernel = settings.kernel()
@@ -155,9 +155,9 @@ def _backend(options: argparse.Namespace) -> str | None:
 
 
 def _profile_milestone(
-    options: argparse.Namespace, asked: ProfileOptions, work: Callable[[], None]
+    options: argparse.Namespace, requested: ProfileOptions, work: Callable[[], None]
 ) -> None:
-    from . import profiling  # which imports much that others do without
+    from . import profiling  # imported here, because it imports much that others do not need
 
     on_gpu = options.milestone.on_gpu or settings.backend() == "cuda"
     on_gpu = on_gpu and settings.backend() != "emulator"
@@ -166,6 +166,6 @@ def _profile_milestone(
     on_gpu = on_gpu and not options.no_gpu
     line = profile_options.without(options.line)
     again = [*this_python.running(__package__.partition(".")[0]), *line]
-    outcome = profiling.profile(work, line, again, asked, on_gpu, options.tables_to)
+    outcome = profiling.profile(work, line, again, requested, on_gpu, options.tables_to)
     if outcome.failure is not None:
         raise outcome.failure

@@ -1,4 +1,4 @@
-"""`ece408 models`."""
+"""`ece408 models`: measures the shipped models."""
 
 from __future__ import annotations
 
@@ -9,20 +9,18 @@ from typing import Any
 from tqdm import tqdm
 
 from .. import settings
-from ..course import model_card, models
+from ..course import course_terms, model_card
 from ..files.cachedir import atomic_path
 from ..operator import variables
 from . import arguments
 
 
 def add(commands: Any) -> None:
-    """`ece408 models`."""
-    parser = arguments.add_command(
-        commands, "models", "measure the models that come with the package"
-    )
+    """Add `ece408 models`."""
+    parser = arguments.add_command(commands, "models", "measure the shipped models")
     parser.add_argument("--term", action="append", help="only this term's (may be repeated)")
     parser.add_argument(
-        "--output", metavar="FILE", type=Path, help="write models/README.md's text to FILE as well"
+        "--output", metavar="FILE", type=Path, help="also write models/README.md's text to FILE"
     )
     arguments.add_data(parser)
     parser.set_defaults(run=_run)
@@ -31,7 +29,7 @@ def add(commands: Any) -> None:
 def _run(options: argparse.Namespace) -> None:
     variables.set_environment()
     settings.configure(data=options.data)
-    terms = [models.find_term(name) for name in options.term or models.TERMS]
+    terms = [course_terms.find_term(name) for name in options.term or course_terms.TERMS]
     chosen = [(term, model) for term in terms for model in term.models]
     progress = tqdm(chosen, unit="model", disable=None)
     cards = [model_card.measure(term, model) for term, model in progress]

@@ -1,4 +1,4 @@
-"""`ece408 profile`."""
+"""`ece408 profile`: runs a program and reports where its time went."""
 
 from __future__ import annotations
 
@@ -15,19 +15,17 @@ from . import arguments, milestones, profile_options, profiling
 
 
 def add(commands: Any) -> None:
-    """`ece408 profile`."""
+    """Add `ece408 profile`."""
     parser = arguments.add_command(
         commands,
         "profile",
-        "run a milestone or a script, and tell where the time went, in nvprof's columns",
-        epilog="Prints tables to stdout after the script's own output: what the GPU did and the "
-        "calls of CUDA's API, operators of MXNet and calls of ours, and what our kernels achieve; "
-        "entries above the dashed line make up 90 % of the time. Exit code: the script's.",
+        "run a milestone or a script, and report where the time went, in nvprof's columns",
+        epilog="Prints tables to stdout after the script's own output: GPU activities and CUDA API "
+        "calls, MXNet's operators and calls of ours, and our kernels' rates; entries above the "
+        "dashed line make up 90 % of the time. Exit code: the script's.",
     )
     profile_options.add(parser)
-    parser.add_argument(
-        "--no-gpu", action="store_true", help="leave out what GPUs do: needs no CUPTI"
-    )
+    parser.add_argument("--no-gpu", action="store_true", help="do not record GPUs: needs no CUPTI")
     parser.add_argument("script", metavar="SCRIPT|MILESTONE", help="such as m3.1, or a Python file")
     parser.add_argument(
         "arguments", nargs=argparse.REMAINDER, metavar="...", help="its own arguments and options"
@@ -36,15 +34,15 @@ def add(commands: Any) -> None:
 
 
 def _run(options: argparse.Namespace) -> int:
-    asked = profile_options.of(options)
+    requested = profile_options.of(options)
     if options.script not in MILESTONES:
         on_gpu = not options.no_gpu and _has_gpu()
         script = Path(options.script)
-        return profiling.profile_script(script, options.arguments, asked, on_gpu)
+        return profiling.profile_script(script, options.arguments, requested, on_gpu)
     line = [options.script, *options.arguments]
     inner = milestones.parse([options.script, "--profile", *options.arguments])
     inner.line, inner.tables_to, inner.no_gpu = line, sys.stdout, options.no_gpu
-    for name, value in dataclasses.asdict(asked).items():
+    for name, value in dataclasses.asdict(requested).items():
         setattr(inner, name, getattr(inner, name) or value)
     arguments.choose_gpu(inner)
     return inner.run(inner) or 0

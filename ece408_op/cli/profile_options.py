@@ -1,4 +1,4 @@
-"""Options of profiles, which milestones and `ece408 profile` have."""
+"""Profile options of milestones and `ece408 profile`."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 
 @dataclass(frozen=True)
 class ProfileOptions:
-    """Which files a profile is written to, and whether ncu also runs the command."""
+    """Output files of a profile, and whether ncu also runs the command."""
 
     json: Path | None = None
     trace: Path | None = None
@@ -18,7 +18,7 @@ class ProfileOptions:
 
 
 def add(parser: argparse.ArgumentParser) -> None:
-    """`--json`, `--trace` and `--ncu`, as `of` reads them."""
+    """Add `--json`, `--trace` and `--ncu`, parsed by `of`."""
     parser.add_argument(
         "--json", metavar="FILE", type=Path, help="write the profile, every activity of it, to FILE"
     )
@@ -34,12 +34,12 @@ def add(parser: argparse.ArgumentParser) -> None:
 
 
 def of(options: argparse.Namespace) -> ProfileOptions:
-    """The values of the options that `add` added."""
+    """Return the values of the options added by `add`."""
     return ProfileOptions(options.json, options.trace, options.ncu)
 
 
 def without(line: Sequence[str]) -> list[str]:
-    """A milestone's command line without the options for its profile."""
+    """Return a milestone's command line without its profile options."""
     parser = argparse.ArgumentParser(add_help=False)
     parser.add_argument("--profile", action="store_true")
     add(parser)

@@ -1,4 +1,4 @@
-"""Profiles a program: runs it, prints tables and writes files."""
+"""Profiling of a program: runs it, prints tables and writes files."""
 
 from __future__ import annotations
 
@@ -13,17 +13,20 @@ from typing import TextIO
 from ..course.comparison_files import check_writable
 from ..errors import Ece408Error, ScriptMissing
 from ..files.cachedir import atomic_path
-from ..profile import layers, ncu, recording, summary, tables
+from ..profile import layers, ncu, profile_summary, recording, tables
 from ..profile.activities import Profile, to_json
 from ..profile.trace import to_trace
 from .profile_options import ProfileOptions
 from .program import output_failed
 
 
-def profile_script(path: Path, arguments: Sequence[str], asked: ProfileOptions, gpu: bool) -> int:
-    """Run a Python script as `python path arguments` would, tables to stdout; its exit code.
+def profile_script(
+    path: Path, arguments: Sequence[str], requested: ProfileOptions, gpu: bool
+) -> int:
+    """Run a Python script as `python path arguments` would, with tables on stdout; return its exit
+    code.
 
-    Raises `ScriptMissing`, and what `profile` raises except for what the script raises.
+    Raises `ScriptMissing`, and what `profile` raises, but not the script's exceptions.
     """
     if not path.is_file():
         raise ScriptMissing(
@@ -31,10 +34,10 @@ def profile_script(path: Path, arguments: Sequence[str], asked: ProfileOptions, 
         )
     line = [str(path), *arguments]
     again = [sys.executable, *line]
-    outcome = profile(lambda: _run_path(line), line, again, asked, gpu, sys.stdout)
+    outcome = profile(lambda: _run_path(line), line, again, requested, gpu, sys.stdout)
     failure = outcome.failure
     if output_failed():
-        # The command says so, and in fewer words.
+        # The command reports this in fewer words.
         return outcome.profile.exit_code
     if isinstance(failure, SystemExit) and isinstance(failure.code, str):
         print(failure.code, file=sys.stderr)
@@ -53,23 +56,22 @@ def profile(
     program: Callable[[], object],
     command: Sequence[str],
     again: Sequence[str],
-    asked: ProfileOptions,
+    requested: ProfileOptions,
     gpu: bool,
     stream: TextIO,
 ) -> recording.Outcome:
     """Record a program, print the tables to `stream` after its own output, and write the files.
 
-    `command` is the command line named in the profile, `again` runs it in a separate process.
-    The outcome has what the program raised. If nothing was recorded before it failed, there are no
+    `command` is the command line named in the profile; `again` runs it in a separate process. The
+    outcome contains the program's exception. If nothing was recorded before it failed, there are no
     tables and no files.
 
-    Raises, before the program begins, `CacheUnwritable` for files that cannot be written,
-    `ProfilerMissing` and `ProfilingNotPermitted`; the last two after everything else if it is ncu
-    that fails.
+    Raises, before the program begins, `CacheUnwritable` for unwritable files, `ProfilerMissing` and
+    `ProfilingNotPermitted`; if ncu is the cause, the last two come after everything else.
     """
-    for path in filter(None, (asked.json, asked.trace)):
+    for path in filter(None, (requested.json, requested.trace)):
         check_writable(path)
-    counter = ncu.find() if asked.ncu else None
+    counter = ncu.find() if requested.ncu else None
     outcome = recording.record(program, command, gpu)
     found = outcome.profile
     if not found.activities:
@@ -83,16 +85,16 @@ def profile(
         except Ece408Error as error:
             refusal = error
     sys.stdout.flush()
-    print(f"\n{summary.text(found)}", file=stream, flush=True)
-    _write(found, asked)
+    print(f"\n{profile_summary.text(found)}", file=stream, flush=True)
+    _write(found, requested)
     if refusal is not None:
-        # By now everything but the counters has been written.
+        # Everything but the counters has been written by now.
         raise refusal
     return dataclasses.replace(outcome, profile=found)
 
 
 def _with_figures(found: Profile) -> Profile:
-    """The profile with figures of our kernels, or with a note on why there are none."""
+    """Return the profile with figures of our kernels, or with a note on why they are missing."""
     try:
         return recording.with_kernel_figures(found)
     except Ece408Error as error:
@@ -100,13 +102,13 @@ def _with_figures(found: Profile) -> Profile:
         return dataclasses.replace(found, notes=(*found.notes, note))
 
 
-def _write(found: Profile, asked: ProfileOptions) -> None:
-    if asked.json is not None:
+def _write(found: Profile, requested: ProfileOptions) -> None:
+    if requested.json is not None:
         sections = [dataclasses.asdict(section) for section in tables.sections(found)]
-        with atomic_path(asked.json) as temporary:
+        with atomic_path(requested.json) as temporary:
             temporary.write_text(to_json(found, tables=sections), encoding="utf-8")
-    if asked.trace is not None:
-        with atomic_path(asked.trace) as temporary:
+    if requested.trace is not None:
+        with atomic_path(requested.trace) as temporary:
             temporary.write_text(to_trace(found), encoding="utf-8")
 
 
@@ -121,7 +123,7 @@ def _run_path(line: Sequence[str]) -> None:
 
 
 def _print_traceback(failure: BaseException, path: Path) -> None:
-    """The script's own traceback, from its first line on."""
+    """Print the script's own traceback, from its first frame on."""
     place = failure.__traceback__
     while place is not None and place.tb_frame.f_code.co_filename != str(path):
         place = place.tb_next

@@ -1,5 +1,5 @@
-"""How the command and the scripts begin and end: streams that may be closed, full or abandoned,
-and an exit code and at most one line on stderr for whatever goes wrong."""
+"""Start and end of the command and the scripts: streams that may be closed, full or abandoned, an
+exit code, and at most one line on stderr for an error."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from .colour import paint, plain
 
 EXIT_UNEXPECTED = 1
 EXIT_INTERRUPTED = 130
-# What a shell reports of programs that the signal SIGPIPE ends, which Python ignores.
+# A shell's exit code for programs that SIGPIPE ends; Python ignores that signal.
 EXIT_ABANDONED = 141
 
 
 class _Output(io.FileIO):
-    """Standard output. The first write that fails raises, and what comes after it is dropped:
-    a stream would try again to write what it still holds, at the latest while Python ends."""
+    """Standard output. The first failed write raises, and later output is dropped: a stream would
+    try to write its buffer again, at the latest while Python ends."""
 
     failure: OSError | None = None
 
@@ -37,7 +37,7 @@ class _Output(io.FileIO):
 
 
 class _Errors(io.FileIO):
-    """Standard error. A failed write to it is ignored, as it could not be reported."""
+    """Standard error. A failed write is ignored, because it cannot be reported."""
 
     def write(self, data: Any, /) -> int:
         try:
@@ -51,10 +51,10 @@ _ends_at_once = False
 
 
 def run(name: str, work: Callable[[], int | None]) -> NoReturn:
-    """Run a program and end the process with its exit code: what `work` returns, 0 for `None`.
+    """Run a program and end the process with its exit code: the result of `work`, 0 for `None`.
 
-    An error of this package is one line on stderr, and so is output that cannot be written; when
-    the program that reads it has gone, nothing is said.
+    An error of this package is one line on stderr, and so is a failure to write output; if the
+    reader of the output has gone, nothing is printed.
     """
     _open_streams()
     code: Any
@@ -73,43 +73,43 @@ def run(name: str, work: Callable[[], int | None]) -> NoReturn:
     code = _code_of_output(name, code)
     sys.stderr.flush()
     if _ends_at_once and not _is_watched():
-        # What libraries have printed, such as oneDNN with DNNL_VERBOSE.
+        # Output of libraries, such as oneDNN with DNNL_VERBOSE.
         ctypes.CDLL(None).fflush(None)
         os._exit(code)
     if code == EXIT_INTERRUPTED:
-        # MXNet's threads may still compute and would be waited for.
+        # MXNet's threads may still compute, and a normal exit would wait for them.
         os._exit(code)
     sys.exit(code)
 
 
 def end_at_once() -> None:
-    """Have `run` end the process as soon as its work is done: all that it printed is flushed, and
-    the operating system frees its memory. NVIDIA's driver takes a sixth of a second to do it."""
+    """Make `run` end the process as soon as its work is done: its output is flushed, and the
+    operating system frees its memory. NVIDIA's driver takes 1/6 s for that."""
     global _ends_at_once
     _ends_at_once = True
 
 
 def _is_watched() -> bool:
-    """Whether a profiler or sanitizer has come into this process, which writes what it has found
-    when the process ends as others do."""
+    """Return whether a profiler or sanitizer is loaded into this process: it writes its results at
+    a normal exit."""
     return any(name == "LD_PRELOAD" or "INJECTION" in name for name in os.environ)
 
 
 def fail(name: str, text: str, code: int) -> int:
-    """Print the one line of an error; returns `code`."""
-    # Errors after the output is lost are its consequences.
+    """Print the one line of an error; return `code`."""
+    # Errors after a failure of the output are its consequences.
     if not output_failed():
         print(f"{name}: {paint('error', 'red', sys.stderr)}: {plain(text)}", file=sys.stderr)
     return code
 
 
 def output_failed() -> bool:
-    """Whether something could not be written to standard output, in a program that `run` runs."""
+    """Return whether writing to standard output has failed, in a program started by `run`."""
     return _output is not None and _output.failure is not None
 
 
 def _code_of_output(name: str, code: Any) -> Any:
-    """The exit code; if output could not be written, report that and return its code."""
+    """Return the exit code; if output could not be written, report that and return its code."""
     with contextlib.suppress(OSError):
         sys.stdout.flush()
     failure = _output.failure if _output is not None else None
@@ -126,14 +126,14 @@ def _code_of_output(name: str, code: Any) -> Any:
 
 
 def _open_streams() -> None:
-    """Make the three standard streams what this module says, and see to it that they are open.
+    """Replace the three standard streams by this module's, and ensure that they are open.
 
-    A file that is opened later would otherwise get a closed one's number, and what libraries and
-    programs started from here print would be written into it.
+    Otherwise a file opened later would get the number of a closed stream, and output of libraries
+    and child processes would be written into it.
     """
     global _output
     for number, flags in ((0, os.O_RDONLY), (1, os.O_RDONLY), (2, os.O_WRONLY)):
-        # A closed standard output becomes one that refuses to be written.
+        # A closed standard output becomes one that refuses writes.
         if not _is_open(number):
             opened = os.open(os.devnull, flags)
             os.dup2(opened, number)
@@ -156,14 +156,14 @@ def _is_open(number: int) -> bool:
 
 
 def _is_ours(stream: Any, number: int) -> bool:
-    """Whether it is the stream that Python has made, or `None`, which it makes of a closed one."""
+    """Return whether it is Python's own stream, or `None`, which Python uses for a closed one."""
     if stream is None:
         return True
     return stream in (sys.__stdout__, sys.__stderr__) and stream.fileno() == number
 
 
 def _text(raw: io.FileIO, before: Any, errors: str) -> io.TextIOWrapper:
-    """A stream for text on `raw`, otherwise like the one before it."""
+    """Return a text stream on `raw`, otherwise like the one before it."""
     if before is None:
         return io.TextIOWrapper(io.BufferedWriter(raw), errors=errors)
     before.flush()
@@ -171,7 +171,7 @@ def _text(raw: io.FileIO, before: Any, errors: str) -> io.TextIOWrapper:
         io.BufferedWriter(raw),
         before.encoding,
         before.errors,
-        # With PYTHONUNBUFFERED what is written goes on at once, but here there is a buffer below.
+        # With PYTHONUNBUFFERED output is passed on at once, but here a buffer is below.
         line_buffering=before.line_buffering or before.write_through,
         write_through=before.write_through,
     )

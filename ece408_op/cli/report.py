@@ -1,4 +1,4 @@
-"""`ece408 report`."""
+"""`ece408 report`: runs all milestones and writes their report."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from .. import dispatch, settings
-from ..course import models
+from ..course import course_terms
 from ..report import make as report_make
 from ..report import own_kernels
 from ..report import plan as report_plan
@@ -18,15 +18,15 @@ from .program import EXIT_UNEXPECTED
 
 
 def add(commands: Any) -> None:
-    """`ece408 report`."""
+    """Add `ece408 report`."""
     parser = arguments.add_command(
         commands,
         "report",
-        "run all milestones that this machine can run, and write the report of them",
-        epilog="Writes report.html, report.md and its pictures. Notes that you write into "
-        "report.md, where it says so, stay when the report is made again. What an interrupted "
-        "report has measured is kept. Exit code: 0, or 1 when a run failed that this machine "
-        "could make; the report then says which.",
+        "run all milestones that this machine can run, and write their report",
+        epilog="Writes report.html, report.md and its pictures. Notes that you write at the marked "
+        "places of report.md stay when the report is written again. Results of an interrupted "
+        "report are kept. Exit code: 0, or 1 when a run failed that this machine could make; the "
+        "report then says which.",
     )
     parser.add_argument(
         "--output",
@@ -37,8 +37,8 @@ def add(commands: Any) -> None:
     )
     parser.add_argument(
         "--term",
-        default=models.DEFAULT_TERM,
-        help=f"configuration of the course: {', '.join(models.TERMS)} (default: %(default)s)",
+        default=course_terms.DEFAULT_TERM,
+        help=f"configuration of the course: {', '.join(course_terms.TERMS)} (default: %(default)s)",
     )
     parser.add_argument(
         "--sizes",
@@ -47,28 +47,28 @@ def add(commands: Any) -> None:
         help="numbers of test images to time op times with, 1 to 10000 (default: %(default)s)",
     )
     arguments.add_repeat(
-        parser, "time every milestone in N runs and give the median and the quartiles"
+        parser, "time every milestone in N runs and report the median and the quartiles"
     )
     arguments.add_gpu(parser)
     arguments.add_threads_and_data(parser)
     parser.add_argument(
         "--peer-python",
         metavar="PYTHON",
-        help="a Python with PyTorch, for its times on the CPU, and cuDNN's on a GPU (default: "
-        "without)",
+        help="a Python with PyTorch, for times of PyTorch on the CPU and cuDNN on a GPU (default: "
+        "none)",
     )
     parser.add_argument(
         "--kernels",
         metavar="DIR",
         type=Path,
-        help="a folder of versions of a kernel of your own, .cu, .cuh, .cc or .h, whose order is "
-        "that of their names: a section on what each changed and gained",
+        help="a folder with versions of your own kernel, .cu, .cuh, .cc or .h, in the order of "
+        "their names: adds a section on the change and gain of each",
     )
     parser.add_argument(
         "--reuse",
         action="store_true",
-        help="run nothing, but write the report again, with your notes, from what the last one in "
-        "DIR has measured, there or on another machine",
+        help="run nothing, but write the report again, with your notes, from the results of the "
+        "last one in DIR, measured on this machine or another one",
     )
     parser.set_defaults(run=_run)
 
@@ -80,8 +80,8 @@ def _run(options: argparse.Namespace) -> int:
     if options.gpu is not None:
         # For the programs that the report runs.
         os.environ["ECE408_DEVICES"] = options.gpu
-    asked = report_plan.Options(
-        models.find_term(options.term),
+    requested = report_plan.Options(
+        course_terms.find_term(options.term),
         report_plan.parse_sizes(options.sizes),
         options.threads,
         options.data,
@@ -93,9 +93,9 @@ def _run(options: argparse.Namespace) -> int:
         if options.reuse:
             made = report_make.write(options.output)
         else:
-            made = report_make.make(asked, options.output)
+            made = report_make.make(requested, options.output)
     except KeyboardInterrupt:
-        kept, wanted = report_make.results_kept(asked, options.output)
+        kept, wanted = report_make.results_kept(requested, options.output)
         print(f"ece408: {kept} of {wanted} results are kept in {options.output}; the same command "
               "goes on from them", file=sys.stderr)  # fmt: skip
         raise

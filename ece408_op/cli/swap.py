@@ -1,4 +1,4 @@
-"""`ece408 swap`: our operator in the place of MXNet's, in a saved checkpoint."""
+"""`ece408 swap`: replaces MXNet's convolution by our operator in a saved checkpoint."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from ..bench import tune_targets
 from ..errors import InvalidSetting, InvalidSize, WrongResult
 from ..operator.checkpoint import load_checkpoint
 from ..operator.net_comparison import compare_symbols
-from ..operator.swap import save_swapped, swap_symbol
+from ..operator.swapping import save_swapped, swap_symbol
 from ..problem import PRECISIONS
 from . import arguments
 
-# Networks whose sums have another order differ by less, in float32, and in float16 or TF32.
+# Networks that sum in another order differ by less, in float32, and in float16 or TF32.
 _SWAPPED_ERROR, _SWAPPED_HALF_ERROR = 1e-4, 1e-2
 
 
 def add(commands: Any) -> None:
-    """`ece408 swap`."""
+    """Add `ece408 swap`."""
     title = "replace MXNet's Convolution by our operator in a saved checkpoint"
     parser = arguments.add_command(commands, "swap", title)
     parser.add_argument("prefix", metavar="PREFIX", help="reads PREFIX-symbol.json")
@@ -31,13 +31,13 @@ def add(commands: Any) -> None:
         "--only",
         metavar="NAME",
         action="append",
-        help="only this layer, or those a pattern such as 'conv*' fits (may be repeated)",
+        help="only this layer, or those that match a pattern such as 'conv*' (may be repeated)",
     )
-    parser.add_argument("--backend", metavar="NAME", help="who computes the swapped layers")
+    parser.add_argument("--backend", metavar="NAME", help="backend of the swapped layers")
     parser.add_argument(
         "--precision",
         metavar="NAME",
-        help=f"how exact they must be at least: {', '.join(PRECISIONS)} (default: not written to "
+        help=f"their minimum precision: {', '.join(PRECISIONS)} (default: not written to "
         "the checkpoint)",
     )
     parser.add_argument(
@@ -79,7 +79,7 @@ def _run(options: argparse.Namespace) -> None:
 
 
 def _images(options: argparse.Namespace) -> np.ndarray:
-    """What the networks are compared on, float32."""
+    """Return the images for comparing the networks, float32."""
     if options.input is None:
         if options.batch_size < 1:
             raise InvalidSize(

@@ -1,4 +1,4 @@
-"""`ece408 train`."""
+"""`ece408 train`: trains a term's model."""
 
 from __future__ import annotations
 
@@ -8,29 +8,29 @@ from pathlib import Path
 from typing import Any
 
 from .. import settings
-from ..course import models, team, training
+from ..course import course_terms, training, workers
 from ..errors import InvalidSize
 from ..operator import variables
 from . import arguments
 
 
 def add(commands: Any) -> None:
-    """`ece408 train`."""
+    """Add `ece408 train`."""
     parser = arguments.add_command(
         commands,
         "train",
         "train a term's model with MXNet",
-        epilog="An interrupted run goes on where it stopped. As the command of ece408 launch it is "
-        "a worker of several, which share each batch.",
+        epilog="An interrupted run resumes. As the command of ece408 launch, each process is a "
+        "worker, and the workers split each batch.",
     )
-    parser.add_argument("term", metavar="TERM", help=f"one of: {', '.join(models.TERMS)}")
+    parser.add_argument("term", metavar="TERM", help=f"one of: {', '.join(course_terms.TERMS)}")
     parser.add_argument(
         "--model",
-        default=models.BASELINE,
-        help="a model with parameters of its own (default: %(default)s, whose parameters the "
-        "term's other models share)",
+        default=course_terms.BASELINE,
+        help="a model with its own parameters (default: %(default)s, whose parameters the term's "
+        "other models use)",
     )
-    recipe = training.Recipe(models.DEFAULT_TERM)
+    recipe = training.Recipe(course_terms.DEFAULT_TERM)
     parser.add_argument(
         "--epochs", type=int, help=f"passes over the training images (default: {recipe.epochs})"
     )
@@ -45,11 +45,11 @@ def add(commands: Any) -> None:
     parser.add_argument(
         "--kvstore",
         metavar="NAME",
-        help=f"MXNet's KVStore: {', '.join(team.KVSTORES)}; dist_* in a job of ece408 launch: with "
-        "dist_sync each step is of all workers, with dist_async each makes its own (default: "
-        "dist_sync in a job, else local)",
+        help=f"MXNet's KVStore: {', '.join(workers.KVSTORES)}; dist_* in a job of ece408 launch: "
+        "with dist_sync all workers make each step together, with dist_async each makes its own "
+        "(default: dist_sync in a job, else local)",
     )
-    arguments.add_gpu(parser, "train on it, several share the batch; needs MXNet's CUDA build")
+    arguments.add_gpu(parser, "train on it, several split the batch; needs MXNet's CUDA build")
     parser.add_argument(
         "--output",
         metavar="DIR",
@@ -70,7 +70,7 @@ def _run(options: argparse.Namespace) -> None:
         raise InvalidSize(f"{options.batch_size} is not a batch size; give 1 or more")
     variables.set_environment()
     settings.configure(data=options.data)
-    term = models.find_term(options.term)
+    term = course_terms.find_term(options.term)
     recipe = training.recipe_for(term, options.model)
     recipe = dataclasses.replace(
         recipe,
@@ -82,9 +82,9 @@ def _run(options: argparse.Namespace) -> None:
     if options.restart:
         training.discard(work)
     gpus = () if options.gpu is None else settings.devices()
-    trained = training.train(recipe, work, options.kvstore or team.default_kvstore(), gpus)
+    trained = training.train(recipe, work, options.kvstore or workers.default_kvstore(), gpus)
     if trained.test_accuracy is None:
-        # The first worker has the rest to do.
+        # The first worker does the rest.
         return
     for path in training.export(recipe, trained, options.output or Path("models") / term.name):
         print(path)

@@ -1,4 +1,4 @@
-"""`ece408 tune`: measures kernels, keeps the results and prints tables."""
+"""`ece408 tune`: measures kernels, saves the results and prints tables."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from tqdm import tqdm
 from .. import settings
 from ..backends import DIRECTIONS, kernel_file
 from ..backends.cuda import work
+from ..backends.cuda.kernel_plan import Kernel
 from ..backends.cuda.kernels import tuned
 from ..backends.cuda.kernels.tuned import Result
-from ..backends.cuda.plan import Kernel
-from ..backends.cuda.runtime import compiler, device
+from ..backends.cuda.runtime import device, nvcc_compiler
 from ..backends.cuda.runtime.device import Gpu
 from ..bench import side_by_side, tune_targets, tuner
 from ..bench.side_by_side import Answer, Asked
 from ..bench.tuner import Candidate, Task
-from ..course import models
+from ..course import course_terms
 from ..errors import Ece408Error, InvalidSetting
 from ..files.cachedir import atomic_path
 from ..operator import variables
@@ -32,16 +32,15 @@ from ..operator.environment import machine
 from ..problem import PRECISIONS, check_precision
 from . import arguments
 
-# Tasks whose candidates are compiled side by side where they are few.
+# Number of tasks whose candidates are compiled concurrently if they are few.
 _COMPILED_TOGETHER = 12
 
 
 @dataclass(frozen=True)
 class Request:
     """What to tune for: names and batches as in `tune_targets`, precisions, whether to measure
-    again what has been, the GPUs' numbers, files to write to, a file whose tunables are measured in
-    the place of all kernels, whether gradients are to be tuned as well, and whether few candidates
-    are enough."""
+    existing results again, the GPUs' numbers, output files, a file whose tunables are measured
+    instead of all kernels, whether to tune gradients, and whether few candidates are enough."""
 
     names: Sequence[str]
     batches: Sequence[int]
@@ -57,23 +56,23 @@ class Request:
 
 
 def add(commands: Any) -> None:
-    """`ece408 tune`."""
-    title = "measure which CUDA kernel, with which tiles, is the best for a network's layers here"
+    """Add `ece408 tune`."""
+    title = "find the fastest CUDA kernel and tiles for a network's layers on this GPU"
     parser = arguments.add_command(
         commands,
         "tune",
         title,
-        epilog="What was measured before for the same GPU, driver and kernels is kept, so that a "
-        "run that was ended goes on where it was. Calls use the results from then on.",
+        epilog="Earlier results for the same GPU, driver and kernels are kept, so an interrupted "
+        "run resumes. Later calls use the results.",
     )
     parser.add_argument(
         "what",
         nargs="*",
         metavar="TERM|SHAPE|NETWORK|CHECKPOINT",
-        help=f"a term ({', '.join(models.TERMS)}), a shape such as fa19_1 or "
+        help=f"a term ({', '.join(course_terms.TERMS)}), a shape such as fa19_1 or "
         "b100,c12,h33,w33,m24,k5, a network of MXNet's model zoo such as resnet18_v1, zoo for "
         f"{len(tune_targets.ZOO)} of these and all terms, or the prefix of a checkpoint (default: "
-        f"{models.DEFAULT_TERM})",
+        f"{course_terms.DEFAULT_TERM})",
     )
     parser.add_argument(
         "--batch-size", metavar="N", type=int, action="append", default=[],
@@ -86,7 +85,7 @@ def add(commands: Any) -> None:
         "--precision",
         metavar="NAME",
         action="append",
-        help=f"how exact kernels must be at least: {', '.join(PRECISIONS)} (may be repeated; "
+        help=f"minimum precision of kernels: {', '.join(PRECISIONS)} (may be repeated; "
         "default: ECE408_PRECISION, or float32)",
     )
     parser.add_argument(
@@ -99,11 +98,11 @@ def add(commands: Any) -> None:
     parser.add_argument(
         "--quick",
         action="store_true",
-        help="measure only kernels that may run untuned, each with the few tiles that should be "
-        "best; several layers are compiled at once",
+        help="measure only kernels that may run untuned, each with the few tiles that are expected "
+        "to be best; several layers are compiled concurrently",
     )
-    parser.add_argument("--force", action="store_true", help="measure what has been measured")
-    arguments.add_gpu(parser, "several of one kind share the problems")
+    parser.add_argument("--force", action="store_true", help="measure again what has been measured")
+    arguments.add_gpu(parser, "several of one kind split the problems")
     parser.add_argument(
         "--json", metavar="FILE", type=Path, help="write every candidate's time to FILE"
     )
@@ -118,7 +117,7 @@ def _run(options: argparse.Namespace) -> None:
     variables.set_environment()
     run(
         Request(
-            options.what or [models.DEFAULT_TERM],
+            options.what or [course_terms.DEFAULT_TERM],
             options.batch_size,
             options.image,
             options.precision or [settings.precision()],
@@ -134,17 +133,17 @@ def _run(options: argparse.Namespace) -> None:
 
 
 def run(request: Request) -> None:
-    """Measure, keep the results after each problem, and print tables to stdout.
+    """Measure, save the results after each problem, and print tables to stdout.
 
     Raises `NoUsableGpu`, `InvalidSetting` for a file that declares no launch, what
-    `tune_targets.problems` raises, and when all others are done what the first task failed with.
+    `tune_targets.problems` raises, and, after all tasks, the first one's error.
     """
     only = None if request.kernel is None else _file(request.kernel)
     precisions = [check_precision(name) for name in dict.fromkeys(request.precisions)]
     problems = tune_targets.problems(request.names, request.batches, request.image)
     gpu = device.get(request.gpus[0])
     side_by_side.check_alike(request.gpus)
-    compiler.require_nvcc()
+    nvcc_compiler.require_nvcc()
     directions = DIRECTIONS if request.gradients and only is None else DIRECTIONS[:1]
     tasks = [
         Task(problem, direction, request.kernel, request.quick)
@@ -177,7 +176,8 @@ def run(request: Request) -> None:
 def _answers(
     request: Request, gpu: Gpu, wanted: Mapping[Task, Sequence[str]]
 ) -> Iterator[tuple[Task, Answer]]:
-    """What comes of the tasks, with a bar: of candidates, or, on several GPUs, of tasks."""
+    """Yield the tasks' answers, with a progress bar: of candidates, or, with several GPUs, of
+    tasks."""
     if min(len(request.gpus), len(wanted)) > 1:
         found = side_by_side.tune_all(request.gpus, wanted.items())
         yield from tqdm(found, total=len(wanted), unit="task", disable=None, leave=False)
@@ -198,8 +198,8 @@ def _file(name: str) -> Kernel:
 
 
 def _wanted(task: Task, precisions: Sequence[str], gpu: Gpu, request: Request) -> list[str]:
-    """The precisions to measure. Of others it says why not on stderr, or prints the kept result to
-    stdout."""
+    """Return the precisions to measure. For others, print the reason to stderr, or the existing
+    result to stdout."""
     reason = task.only and task.only.why_not(task.problem, gpu.capability)
     if task.only and reason:
         name = task.only.name
@@ -211,8 +211,8 @@ def _wanted(task: Task, precisions: Sequence[str], gpu: Gpu, request: Request) -
         if task.problem.dtype != "float32" or len(tuner.candidates(task, gpu, name)) < least:
             print(f"ece408: there is one kernel for {task}, nothing to choose", file=sys.stderr)
             continue
-        asked = (task.problem, gpu, name, task.only, task.direction, request.out)
-        result = None if request.force else tuned.kept(*asked)
+        where = (task.problem, gpu, name, task.only, task.direction, request.out)
+        result = None if request.force else tuned.kept(*where)
         if result is None:
             wanted.append(name)
         else:
@@ -221,7 +221,8 @@ def _wanted(task: Task, precisions: Sequence[str], gpu: Gpu, request: Request) -
 
 
 def _compiled_ahead(gpu: Gpu, wanted: Mapping[Task, Sequence[str]]) -> Iterator[Asked]:
-    """The tasks, some at a time compiled before; stderr says how long the rest will take."""
+    """Yield the tasks, some at a time after compiling them; print the expected remaining time to
+    stderr."""
     tasks, start = list(wanted.items()), time.monotonic()
     for first in range(0, len(tasks), _COMPILED_TOGETHER):
         some = tasks[first : first + _COMPILED_TOGETHER]

@@ -1,7 +1,7 @@
-"""The milestones that this machine can run, side by side: what to run, the runs, their figures.
+"""Comparison of the milestones that this machine can run: jobs, runs, and their figures.
 
-Each run is a process of its own, because program time and peak memory are a process's, and what
-it prints is all that is known of it: the course's lines on stdout and the run time on stderr.
+Each run is a separate process, because program time and peak memory belong to a process. Its
+figures are parsed from its output: the course's lines on stdout and the run time on stderr.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from ..backends import kernel_file
 from ..errors import NoUsableGpu
 from ..host import this_python
 from ..host.interruptible import interrupts_later
-from .dataset import data
+from .course_terms import BASELINE, Term
+from .dataset import fashion_data
 from .milestone import MILESTONES, Milestone, Request, make_request
-from .models import BASELINE, Term
 
 Runner = Callable[[Sequence[str]], "subprocess.CompletedProcess[str]"]
 
@@ -47,7 +47,7 @@ class Options:
 
 @dataclass(frozen=True)
 class Job:
-    """One run to make: its milestone, the request, and the command that runs it."""
+    """One run to make: its milestone, the request, and its command."""
 
     milestone: Milestone
     request: Request
@@ -59,11 +59,11 @@ class Job:
 
 @dataclass(frozen=True)
 class Run:
-    """The figures of one run, or the error it ended with.
+    """The figures of one run, or its error.
 
-    `op_seconds` is wall seconds of each layer's convolution, all batches together; for MXNet's
-    own as its profiler takes them. `elapsed_s` is wall seconds of the whole process and
-    `peak_bytes` its largest resident set. `error` is one line; figures are then absent.
+    `op_seconds` is wall seconds of each layer's convolution, all batches together; MXNet's own are
+    measured by its profiler. `elapsed_s` is wall seconds of the whole process and `peak_bytes` its
+    largest resident set. `error` is one line; the figures are then missing.
     """
 
     script: str
@@ -79,24 +79,24 @@ class Run:
 
     @property
     def lacks_gpu(self) -> bool:
-        """Whether it could not run because a GPU, or what computing on it needs, is missing."""
+        """Whether it failed because a GPU, or software for it, is missing."""
         return self.exit_code == NoUsableGpu.exit_code
 
     @property
     def failed(self) -> bool:
-        """Whether it went wrong in any other way."""
+        """Whether it failed for another reason."""
         return self.error is not None and not self.lacks_gpu
 
 
 @dataclass(frozen=True)
 class Row:
-    """The runs of one job, in the order they were made; a run that fails is the last one."""
+    """The runs of one job, in order; a run that fails is the last one."""
 
     samples: tuple[Run, ...]
 
     @property
     def summary(self) -> Run:
-        """The run that failed, or a run with the median of each figure."""
+        """The failed run, or a run with the median of each figure."""
         last = self.samples[-1]
         if last.error is not None or len(self.samples) == 1:
             return last
@@ -111,9 +111,9 @@ class Row:
 
 
 def plan(terms: Sequence[Term], options: Options) -> list[Job]:
-    """The runs of a comparison: every milestone with each of a term's models that it runs.
+    """Return the jobs of a comparison: every milestone with each model of a term that it runs.
 
-    Raises `InvalidSize` for a number of images or a batch size that cannot be used.
+    Raises `InvalidSize` for an unusable number of images or batch size.
     """
     return [
         _job(term, milestone, model, options)
@@ -125,7 +125,7 @@ def plan(terms: Sequence[Term], options: Options) -> list[Job]:
 
 
 def _job(term: Term, milestone: Milestone, model: str, options: Options) -> Job:
-    # An empty size must not turn into all images, as a missing one does.
+    # An empty size is an error; it must not be treated as a missing one, which means all images.
     arguments = [model] if options.size is None else [model, options.size]
     request = make_request(milestone, arguments, term.name, options.batch_size)
     command = [*this_python.running("ece408_op"), milestone.name, model, str(request.size)]
@@ -140,30 +140,30 @@ def _job(term: Term, milestone: Milestone, model: str, options: Options) -> Job:
         "--data": options.data,
     }
     for option, value in given.items():
-        # In one word, so that a value that begins with a dash stays a value.
+        # One word, so that a value may begin with a dash.
         command += [] if value is None else [f"{option}={value}"]
     return Job(milestone, request, tuple(command))
 
 
 def _takes_kernel(milestone: Milestone, kernel: str | None) -> bool:
-    """Whether a milestone runs a kernel: files for the CPU are m2.1's, all others the GPU's."""
+    """Return whether a milestone runs a kernel: CPU files are for m2.1, all others for the GPU."""
     if kernel is None or not milestone.own_operator:
         return False
     return milestone.on_gpu == (kernel_file.device_of(kernel) != "cpu")
 
 
 def prepare_data(jobs: Sequence[Job]) -> None:
-    """Fetch and resize the images beforehand, so that the first run's time does not include it.
+    """Fetch and resize the images in advance, so that the first run's time excludes that.
 
-    Raises the errors of `data.load`.
+    Raises the errors of `fashion_data.load`.
     """
     for size in dict.fromkeys(job.request.term.image_size for job in jobs):
-        data.load("t10k", size)
+        fashion_data.load("t10k", size)
 
 
 def run_process(command: Sequence[str]) -> subprocess.CompletedProcess[str]:
-    """Run a command to its end; when Ctrl-C interrupts the wait, it ends before we do."""
-    # If Ctrl-C came while the process is started, nothing would end it.
+    """Run a command to its end; if Ctrl-C interrupts the wait, end it first."""
+    # If Ctrl-C arrived during the start of the process, nothing would end it.
     with interrupts_later() as interrupt:
         process = subprocess.Popen(
             command,
@@ -184,7 +184,7 @@ def run_process(command: Sequence[str]) -> subprocess.CompletedProcess[str]:
 
 
 def _end(process: subprocess.Popen[str]) -> None:
-    """End a process, with a chance to remove its temporary files."""
+    """Terminate a process so that it can remove its temporary files."""
     try:
         process.send_signal(signal.SIGINT)
         with contextlib.suppress(subprocess.TimeoutExpired):
@@ -197,9 +197,9 @@ def _end(process: subprocess.Popen[str]) -> None:
 def compare(jobs: Sequence[Job], repeat: int = 1, runner: Runner | None = None) -> list[Row]:
     """Make every run `repeat` times and return a row for each job, in the order of the jobs.
 
-    Repeats go in rounds, so that a machine that slows down for a while slows all rows alike. A
-    job that has failed is not repeated. `runner` runs a command, by default as `run_process`.
-    Shows progress on stderr when that is a terminal.
+    Repeats go in rounds, so that a temporary slowdown of the machine affects all rows alike. A
+    failed job is not repeated. `runner` runs a command, by default as `run_process`. Shows progress
+    on stderr if it is a terminal.
     """
     runner = runner or run_process
     samples: list[list[Run]] = [[] for _ in jobs]
@@ -214,7 +214,7 @@ def compare(jobs: Sequence[Job], repeat: int = 1, runner: Runner | None = None) 
 
 
 def read_run(job: Job, result: subprocess.CompletedProcess[str]) -> Run:
-    """What a run's exit code and output say; output that cannot be read is an error of the run."""
+    """Parse a run's exit code and output; unreadable output is an error of the run."""
     request = job.request
     run = Run(job.milestone.name, request.term.name, request.model, request.size)
     if result.returncode:
@@ -242,7 +242,7 @@ def _find(pattern: str, text: str) -> str:
 def _op_seconds(
     result: subprocess.CompletedProcess[str], own_operator: bool, layers: int
 ) -> tuple[float, ...]:
-    """Seconds of each layer, summed over the batches, through which the layers take turns."""
+    """Return the seconds of each layer, summed over batches; layers alternate within a batch."""
     if own_operator:
         found = re.findall(r"^Op Time: ([\d.]+)$", result.stdout, re.M)
     else:
@@ -254,7 +254,7 @@ def _op_seconds(
 
 
 def _seconds(clock: str) -> float:
-    """Seconds from GNU time's m:ss.ss or h:mm:ss."""
+    """Convert GNU time's m:ss.ss or h:mm:ss to seconds."""
     seconds = 0.0
     for part in clock.split(":"):
         seconds = 60 * seconds + float(part)
@@ -262,7 +262,7 @@ def _seconds(clock: str) -> float:
 
 
 def reason(result: subprocess.CompletedProcess[str]) -> str:
-    """One line on why a run failed: its own error, else the last line it printed."""
+    """Return one line on why a run failed: its own error, else the last line it printed."""
     if result.returncode == -signal.SIGKILL:
         return "killed (SIGKILL), perhaps because memory ran out; --batch-size 1000 takes less"
     if result.returncode < 0:

@@ -1,4 +1,4 @@
-"""The files of a comparison: checked before its runs, and its figures as JSON after them."""
+"""Files of a comparison: checked before its runs; JSON output after them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from .comparison import Options, Row
 
 
 def check_writable(path: Path) -> None:
-    """Create the folder of a file to be written; raise `CacheUnwritable` if it cannot be written.
+    """Create the folder of an output file; raise `CacheUnwritable` if it is not writable.
 
     An existing path must be a file: a device such as /dev/null would be replaced.
     """
@@ -26,17 +26,17 @@ def check_writable(path: Path) -> None:
 
 
 def write_json(path: Path, rows: Sequence[Row], options: Options) -> None:
-    """Write `document` to `path`, as a whole or not at all. Raises `CacheUnwritable`."""
+    """Write `document` to `path` atomically. Raises `CacheUnwritable`."""
     with atomic_path(path) as temporary:
         temporary.write_text(to_json(document(rows, options)), encoding="utf-8")
 
 
 def document(rows: Sequence[Row], options: Options) -> dict[str, Any]:
-    """The comparison as strings, numbers, lists and dicts.
+    """Return the comparison as strings, numbers, lists and dicts.
 
-    "runs" has an entry for each row, with the medians, and every run it was made of under
-    "samples"; names and units are those of `Run`. "options" is what the command line asked for,
-    "date" is local time with its distance from UTC.
+    "runs" has an entry for each row: medians, and all runs under "samples"; names and units are
+    those of `Run`. "options" are those of the command line, "date" is local time with its UTC
+    offset.
     """
     return {
         "date": datetime.datetime.now().astimezone().isoformat(timespec="seconds"),

@@ -1,4 +1,4 @@
-"""A comparison as a bar chart: op times stacked by layer, next to the program's time."""
+"""Bar chart of a comparison: op times stacked by layer, next to the program's time."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ _PROGRAM_COLOUR = "#009E73"
 _INCHES_WIDE = 10.0
 _INCHES_PER_RUN = 0.45
 _INCHES_AROUND = 1.8
-# Room right of the longest bar for the figure at its end.
+# Space to the right of the longest bar for its figure.
 _MARGIN = 0.18
 
 
 def check(path: Path) -> None:
-    """Raise `InvalidSetting` unless the suffix says a format to draw in and Matplotlib imports."""
+    """Raise `InvalidSetting` unless the suffix is a supported format and Matplotlib imports."""
     if path.suffix.lower() not in SUFFIXES:
         raise InvalidSetting(
             f"{path} does not say which kind of picture to draw; end it with "
@@ -34,7 +34,7 @@ def check(path: Path) -> None:
 
 
 def _figure_module() -> Any:
-    # Not pyplot, which looks for a screen.
+    # Not pyplot, which looks for a display.
     try:
         return importlib.import_module("matplotlib.figure")
     except ImportError as error:
@@ -45,10 +45,10 @@ def _figure_module() -> Any:
 
 
 def write_plot(path: Path, rows: Sequence[Row]) -> bool:
-    """Draw the rows that have figures to `path`, in the format that its suffix says.
+    """Draw the rows that have figures to `path`, in the format given by its suffix.
 
-    Returns whether there were any; without one, no file is written. Raises `InvalidSetting` as
-    `check` does, and `CacheUnwritable`.
+    Returns whether there were any; if not, no file is written. Raises `InvalidSetting` as `check`
+    does, and `CacheUnwritable`.
     """
     check(path)
     runs = [row.summary for row in rows]
@@ -62,10 +62,10 @@ def write_plot(path: Path, rows: Sequence[Row]) -> bool:
 
 
 def draw(runs: Sequence[Run], repeat: int = 1) -> Any:
-    """A Matplotlib `Figure` with a group of bars for each run.
+    """Return a Matplotlib `Figure` with a group of bars for each run.
 
-    Two panels share the runs, because op times and program time can be orders of magnitude
-    apart: on the left op times in ms, stacked by layer, on the right program time in s.
+    Op times and program time can differ by orders of magnitude, so there are two panels: op times
+    in ms, stacked by layer, on the left, program time in s on the right.
     """
     height = _INCHES_AROUND + _INCHES_PER_RUN * len(runs)
     figure = _figure_module().Figure(figsize=(_INCHES_WIDE, height), layout="constrained")

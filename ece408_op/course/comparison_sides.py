@@ -1,4 +1,4 @@
-"""Comparisons that were made before, on several machines or by several versions, side by side."""
+"""Side-by-side table of earlier comparisons, from several machines or versions."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from typing import Any, NamedTuple
 
 from ..errors import InvalidSetting
 
-# Runs of each side from which on a difference can be told from chance, and how sure that is then.
+# Minimum runs per side for a significance test, and its significance level.
 _ENOUGH = 4
 _CHANCE = 0.05
-# What is shown of a machine.
+# Properties of a machine that are shown.
 _ABOUT = ("cpu", "cores", "gpus", "mxnet", "ece408_op")
 
 
@@ -30,7 +30,7 @@ class Key(NamedTuple):
 
 @dataclass(frozen=True)
 class Side:
-    """A file: its name, when and where it was made, and every run's figures."""
+    """A file: its name, machine and date, and every run's figures."""
 
     name: str
     about: str
@@ -38,8 +38,8 @@ class Side:
 
 
 def read(paths: Sequence[Path]) -> list[Side]:
-    """The files that `ece408 compare --json` wrote. Raises `InvalidSetting` for another one."""
-    # The shortest names that tell them apart.
+    """Read files written by `ece408 compare --json`. Raises `InvalidSetting` for others."""
+    # The shortest unambiguous names.
     ways = (lambda p: p.stem, lambda p: f"{p.absolute().parent.name}/{p.stem}", str)
     named = ([way(path) for path in paths] for way in ways)
     names = next((each for each in named if len(set(each)) == len(paths)), list(map(str, paths)))
@@ -69,7 +69,7 @@ def _plain(value: Any) -> str:
 
 
 def _figures(run: Mapping[str, Any]) -> dict[Key, float]:
-    """A run's figures; none of one that failed."""
+    """Return a run's figures; none for a failed run."""
     if run["error"] is not None:
         return {}
     key = (run["script"], run["term"], run["model"], int(run["size"]))
@@ -79,8 +79,8 @@ def _figures(run: Mapping[str, Any]) -> dict[Key, float]:
 
 
 def text(sides: Sequence[Side]) -> str:
-    """Where the sides come from, and a table: for each figure every side's median and half the
-    distance between its quartiles, and how many times as fast as the first side it is."""
+    """Return the sides' machines, and a table: each figure's median and half its interquartile
+    range per side, and the speed-up over the first side."""
     abouts = [f"{side.name}: {side.about}" for side in sides]
     keys = list(dict.fromkeys(key for side in sides for key in side.figures))
     header = ["run", "figure", sides[0].name]
@@ -128,7 +128,7 @@ def _gain(first: Sequence[float], values: Sequence[float]) -> str:
 
 
 def _differ(a: Sequence[float], b: Sequence[float]) -> bool:
-    """Whether chance alone would hardly part the samples so (Mann and Whitney's U test)."""
+    """Return whether the samples differ significantly (Mann and Whitney's U test)."""
     # SciPy's statistics take a second to import.
     from scipy import stats
 

@@ -1,21 +1,21 @@
-"""A comparison as a table of text."""
+"""Text table of a comparison."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
 from .comparison import Row, Run
-from .models import BASELINE
+from .course_terms import BASELINE
 
 _WORDS = ("script", "term", "model")
 _GAIN = "gain: how many times as fast as MXNet's own convolution on the CPU (m1.1)."
 
 
 def table(rows: Sequence[Row]) -> str:
-    """One line for each row below a header with the units, and what the table does not say itself.
+    """Return one line per row below a header with units, and notes.
 
-    After each layer's time stands how many times as fast it is as m1.1's of the same term. A
-    row without figures has the number of its reason, which stands below the table.
+    Each layer's time is followed by its speed-up over m1.1 of the same term. A row without figures
+    has the number of its reason, listed below the table.
     """
     runs = [row.summary for row in rows]
     layers = max((len(run.op_seconds) for run in runs), default=0)
@@ -73,6 +73,6 @@ def _aligned(header: Sequence[str], lines: Sequence[Sequence[str]]) -> list[str]
 
 
 def _repeats(rows: Sequence[Row]) -> str:
-    """How many runs the figures are medians of."""
+    """Return the number of runs that the medians cover."""
     most = max(len(row.samples) for row in rows)
     return f"Medians of {most} runs." if most > 1 else "Single runs; --repeat N gives medians."

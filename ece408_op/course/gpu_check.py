@@ -1,4 +1,4 @@
-"""Decides whether and how the GPU milestones can run here; if not, says why and what to do."""
+"""Checks whether and how the GPU milestones can run here; if not, says why and what to do."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ _CLOCK = "Op Time is a convolution's kernels alone, by the GPU's clock"
 
 @dataclass(frozen=True)
 class Way:
-    """Where a GPU milestone's network runs: on the GPU as a whole, by MXNet or without it, or only
-    its convolutions.
+    """How a GPU milestone's network runs: on the GPU as a whole, with or without MXNet, or only its
+    convolutions.
 
     `explanation` is a sentence about it for the user.
     """
@@ -32,12 +32,11 @@ class Way:
 
 
 def choose_way(own_operator: bool, whole: bool = False) -> Way:
-    """The way that works: zero-copy under MXNet's `gpu()` where MXNet can run there, else staged,
+    """Choose how to run: zero-copy under MXNet's `gpu()` if MXNet supports the GPU, else staged,
     or, if the `whole` network is to be on the GPU, by our kernels only.
 
-    Raises `NoUsableGpu`, saying what to do, if something is missing that a GPU milestone needs: a
-    GPU with its driver, for our operator PyCUDA and nvcc, for MXNet's own a build of MXNet with
-    code for this GPU.
+    Raises `NoUsableGpu`, with a remedy, if a requirement is missing: a GPU with its driver, for our
+    operator PyCUDA and nvcc, for MXNet's own a build of MXNet with code for this GPU.
     """
     if gpu.start_ahead(settings.devices()):
         if whole:
@@ -59,8 +58,8 @@ def choose_way(own_operator: bool, whole: bool = False) -> Way:
 
 
 def _import_beside(module: str) -> None:
-    """Have a thread import a module, while this one waits for files of others; what fails there
-    fails again where the module is used."""
+    """Import a module on another thread while this one waits for files; errors reappear where the
+    module is used."""
 
     def work() -> None:
         with contextlib.suppress(Exception):

@@ -1,4 +1,4 @@
-"""The milestones: load data and model, run the network, print the course's lines."""
+"""Milestones: load data and model, run the network, print the course's lines."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ from ..errors import InvalidSize, UnknownModel
 from ..host import footprint, gpu
 from ..host.interruptible import run_interruptibly
 from ..op_log import OpTime, op_times
-from . import gpu_check, models, scoring
-from .dataset import data
+from . import course_terms, gpu_check, scoring
+from .course_terms import BASELINE, Term
+from .dataset import fashion_data
 from .gpu_check import Way
-from .models import BASELINE, Term
 
 TEST_IMAGES = 10000
 
 
 @dataclass(frozen=True)
 class Milestone:
-    """One script of the course: its name, what it shows, whose convolution it runs, and where; and
-    whether the other layers shall run there, too."""
+    """One script of the course: its name, its purpose, whose convolution it runs, the device, and
+    whether the other layers run on it, too."""
 
     name: str
     title: str
@@ -67,9 +67,9 @@ def make_request(
     batch_size: str | None = None,
     model_dir: Path | None = None,
 ) -> Request:
-    """A request from the course's arguments, `[model] [size]`: a number is the size.
+    """Return a request from the course's arguments, `[model] [size]`: a number is the size.
 
-    Without `term`, a model that only one term has picks that term.
+    Without `term`, a model that belongs to one term only selects that term.
 
     Raises `UnknownModel` or `InvalidSize`.
     """
@@ -82,9 +82,13 @@ def make_request(
     if len(numbers) > 1:
         raise UnknownModel(f"{numbers[0]!r} is not a model; give the model first, then the size")
     if term is None:
-        found = models.term_of(words[0]) if words else models.TERMS[models.DEFAULT_TERM]
+        found = (
+            course_terms.term_of(words[0])
+            if words
+            else course_terms.TERMS[course_terms.DEFAULT_TERM]
+        )
     else:
-        found = models.find_term(term)
+        found = course_terms.find_term(term)
     default = found.default_model if milestone.own_operator else BASELINE
     model = words[0] if words else default
     _check_model(milestone, found, model)
@@ -127,19 +131,19 @@ def _check_model(milestone: Milestone, term: Term, model: str) -> None:
 
 
 def run(milestone: Milestone, request: Request) -> float:
-    """Run a milestone, with the course's lines on stdout; returns the accuracy.
+    """Run a milestone, with the course's lines on stdout; return the accuracy.
 
-    Raises `NoUsableGpu`, and the errors of the settings, the data, the checkpoint, the memory
-    check and the operator.
+    Raises `NoUsableGpu`, and the errors of the settings, the data, the checkpoint, the memory check
+    and the operator.
     """
     if milestone.own_operator:
         dispatch.check_settings()
     way = _choose_way(milestone)
     size = request.term.image_size
     with _stage("Loading fashion-mnist data..."):
-        images, labels = data.load("t10k", size, limit=request.size)
+        images, labels = fashion_data.load("t10k", size, limit=request.size)
     with _stage("Loading model..."):
-        checkpoint = models.load_model(request.term, request.model, request.model_dir)
+        checkpoint = course_terms.load_model(request.term, request.model, request.model_dir)
     if not way.without_mxnet:
         footprint.check_memory(checkpoint.symbol, request.size, request.batch_size, size)
     _say("New Inference")
@@ -169,7 +173,8 @@ def _emulates(milestone: Milestone) -> bool:
 
 @contextlib.contextmanager
 def _told(milestone: Milestone, request: Request) -> Iterator[Callable[[OpTime], None]]:
-    """What prints op times; with a bar on terminals while kernels are emulated: it takes long."""
+    """Provide a function that prints op times; on terminals with a progress bar if kernels are
+    emulated, which takes long."""
     if not _emulates(milestone):
         yield _print_op_time
         return
@@ -181,7 +186,7 @@ def _told(milestone: Milestone, request: Request) -> Iterator[Callable[[OpTime],
     bar = tqdm(total=calls, mininterval=0, miniters=1, **shown)
 
     def tick() -> None:
-        # Of a single layer only the time goes on.
+        # During a single layer only the elapsed time advances.
         while not ended.wait(1):
             bar.refresh()
 
@@ -201,9 +206,9 @@ def _told(milestone: Milestone, request: Request) -> Iterator[Callable[[OpTime],
 
 
 def _choose_way(milestone: Milestone) -> Way:
-    """How the network runs, which stderr is told if a GPU or the emulator has a part in it."""
+    """Choose how the network runs; print it to stderr if a GPU or the emulator is used."""
     emulates = _emulates(milestone)
-    # Networks choose their kernels themselves.
+    # Whole networks choose their kernels themselves.
     whole = milestone.whole and settings.kernel() is None
     if milestone.on_gpu and not emulates:
         way = gpu_check.choose_way(milestone.own_operator, whole)
@@ -221,7 +226,7 @@ def _choose_way(milestone: Milestone) -> Way:
 
 @contextlib.contextmanager
 def _stage(text: str) -> Iterator[None]:
-    """Print `text` while the work goes on, then " done"; end the line if it fails."""
+    """Print `text` during the block, then " done"; end the line if it fails."""
     print(text, end="", flush=True)
     try:
         yield
@@ -237,7 +242,7 @@ def _print_op_time(entry: OpTime) -> None:
     if emulated:
         _print_mistakes(entry)
     if entry.gpu is not None:
-        shares = [
+        parts = [
             f"{what} {1e3 * seconds:.3f} ms ({seconds / entry.seconds:.0%})"
             for what, seconds in (
                 ("kernel", entry.gpu.kernel_seconds),
@@ -246,15 +251,15 @@ def _print_op_time(entry: OpTime) -> None:
         ]
         exactness = "" if entry.precision == "float32" else f" in {entry.precision}"
         print(
-            f"ece408: {entry.layer} by {entry.kernel}{exactness}: {', '.join(shares)}",
+            f"ece408: {entry.layer} by {entry.kernel}{exactness}: {', '.join(parts)}",
             file=sys.stderr,
         )
 
 
 def _print_mistakes(entry: OpTime) -> None:
-    """Say what the emulator's checks found in a call."""
+    """Print the emulator's findings in a call."""
     from ..backends.emulator import findings
-    from ..backends.emulator.backend import Emulated
+    from ..backends.emulator.emulator_backend import Emulated
 
     taken = findings.take()
     if not taken:

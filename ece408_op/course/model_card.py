@@ -1,4 +1,4 @@
-"""What the shipped models are and how well they do: models/README.md, written from measurements."""
+"""Model card of the shipped models (models/README.md), generated from measurements."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from .. import errors
 from ..files import markdown, resources
 from ..operator.checkpoint import Checkpoint
 from ..operator.loading import load_mxnet
-from . import models, scoring, training
-from .dataset import data
-from .models import BASELINE, Term
+from . import course_terms, scoring, training
+from .course_terms import BASELINE, Term
+from .dataset import fashion_data
 
 SIZES = (100, 1000, 10000)
 _BATCH_SIZE = 1000
@@ -27,9 +27,9 @@ _PERTURBATION_SEEDS = (0, 1, 2)
 class Card:
     """One model, measured.
 
-    `correctness` is at the first 100, 1000 and 10000 test images. `changed` counts the test
-    images, of 10000, whose answer changes when every weight of the first convolution is
-    multiplied by 1 + 0.01 z, z standard normal, once for each of three seeds.
+    `correctness` is for the first 100, 1000 and 10000 test images. `changed` counts the test
+    images, of 10000, whose predicted class changes when every weight of the first convolution is
+    multiplied by 1 + 0.01 z, z standard normal, for each of three seeds.
     """
 
     term: Term
@@ -40,8 +40,8 @@ class Card:
 
 def measure(term: Term, model: str) -> Card:
     """Score one of the shipped models. Raises the errors of data, checkpoint and operator."""
-    images, labels = data.load("t10k", term.image_size)
-    loaded = models.load_model(term, model)
+    images, labels = fashion_data.load("t10k", term.image_size)
+    loaded = course_terms.load_model(term, model)
     answers = _answers(loaded, loaded.arg_params, images)
     right = answers == labels
     changed = tuple(
@@ -64,7 +64,7 @@ def _perturbed(loaded: Checkpoint, seed: int) -> dict[str, Any]:
 
 
 def table(cards: list[Card]) -> str:
-    """The cards as a Markdown table."""
+    """Return the cards as a Markdown table."""
     head = ["term", "model", *(f"at {size}" for size in SIZES), "answers changed"]
     rows = [
         [card.term.name, card.model, *card.correctness, ", ".join(map(str, card.changed))]
@@ -74,7 +74,7 @@ def table(cards: list[Card]) -> str:
 
 
 def document(cards: list[Card]) -> str:
-    """The text of models/README.md. Raises `CheckpointMissing` when the models are not there."""
+    """Return the text of models/README.md. Raises `CheckpointMissing` if the models are missing."""
     terms = list(dict.fromkeys(card.term.name for card in cards))
     recipes = dict.fromkeys(training.recipe_for(card.term, card.model) for card in cards)
     return _TEXT.format(

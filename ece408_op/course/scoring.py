@@ -1,4 +1,4 @@
-"""A network's answers on a set of images, through MXNet's Module."""
+"""Scoring of a network on images, through MXNet's Module."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from ..operator.loading import load_mxnet
 
 
 def as_input(images: np.ndarray) -> np.ndarray:
-    """The networks' input, float32 (N, 1, H, W), from uint8 (N, H, W): raw pixels, 0 to 255."""
+    """Return the networks' input, float32 (N, 1, H, W), from uint8 (N, H, W): raw pixels, 0 to
+    255."""
     return images[:, np.newaxis].astype(np.float32)
 
 
@@ -25,11 +26,12 @@ def evaluate(
     batch_size: int,
     gpu: int | None = None,
 ) -> Any:
-    """MXNet's accuracy metric for a network on images, uint8 (N, H, W), and labels, uint8 (N,).
+    """Return MXNet's accuracy metric for a network on images, uint8 (N, H, W), and labels, uint8
+    (N,).
 
-    The images go through in batches of `batch_size`, the last one smaller if need be, so every
-    image counts once; on the GPU of number `gpu`, or on the CPU. The metric's `get()[1]` is the
-    accuracy; printed, it is the course's line.
+    Images are processed in batches of `batch_size`, of which the last may be smaller, so every
+    image counts once; on GPU number `gpu`, or on the CPU. The metric's `get()[1]` is the accuracy;
+    printed, it is the course's line.
     """
     mx = load_mxnet()
     context = mx.cpu() if gpu is None else mx.gpu(gpu)
@@ -49,7 +51,7 @@ def evaluate_on_gpu(
     labels: np.ndarray,
     batch_size: int,
 ) -> Any:
-    """`evaluate` by our kernels on GPUs that MXNet cannot use; pixels go there as they are."""
+    """As `evaluate`, by our kernels on GPUs that MXNet cannot use; pixels are copied as uint8."""
     mx = load_mxnet()
     floats = (_as_float32(params) for params in (arg_params, aux_params))
     network = to_gpu(symbol, *floats)
@@ -66,7 +68,7 @@ def _as_labels(labels: np.ndarray) -> Any:
 
 
 def _as_float32(params: dict[str, Any]) -> dict[str, Any]:
-    """Parameters, which files may have in half the size, as a Module takes them."""
+    """Convert parameters, which files may store as float16, for a Module."""
     return {name: array.astype(np.float32) for name, array in params.items()}
 
 
@@ -77,7 +79,7 @@ def answers(
     images: np.ndarray,
     batch_size: int,
 ) -> np.ndarray:
-    """The class that the network gives each image, int64 (N,), images being uint8 (N, H, W)."""
+    """Return the predicted class of each image, int64 (N,), for images of uint8 (N, H, W)."""
     mx = load_mxnet()
     shape = (batch_size, 1, *images.shape[1:])
     module = _bind(symbol, arg_params, aux_params, shape, mx.cpu())
@@ -95,7 +97,7 @@ def _bind(
     shape: tuple[int, ...],
     context: Any,
 ) -> Any:
-    """A module of its own: in one that has run, oneDNN may go on with the old parameters."""
+    """Return a new module: in one that has run, oneDNN may continue to use the old parameters."""
     module = load_mxnet().mod.Module(symbol, context=context)
     module.bind([("data", shape)], [("softmax_label", shape[:1])], for_training=False)
     module.set_params(arg_params, aux_params)

@@ -24,12 +24,12 @@ from ..files.sealed import Damage, read_sealed, write_sealed
 from ..operator import checkpoint, gpu_support
 from ..operator.graphs.graph_json import OP_TYPE
 from ..operator.loading import load_mxnet
-from . import models, scoring
-from .dataset import data
-from .models import BASELINE, Term
-from .team import Team
+from . import course_terms, scoring
+from .course_terms import BASELINE, Term
+from .dataset import fashion_data
+from .workers import Workers
 
-# A probability of 0 has no logarithm.
+# Lower bound of probabilities, because log(0) is undefined.
 _LEAST = 1e-12
 
 
@@ -38,9 +38,9 @@ class Recipe:
     """The parameters of a training run; two runs of one recipe give the same model.
 
     Adam with a cosine schedule from `learning_rate` to 0 over `epochs`; `decay` is the L2 weight
-    decay of convolutions and dense layers. Pixels come as they are, 0 to 255: the first layer's
-    weights start `first_layer_scale` times as large, and learn as much slower, as the others, or
-    tanh saturates within a few steps. With `steps` the run ends after that number of updates.
+    decay of convolutions and dense layers. Pixels are not scaled, 0 to 255: the first layer's
+    initial weights and learning rate are multiplied by `first_layer_scale`, or tanh would saturate
+    within a few steps. With `steps` the run ends after that number of updates.
     """
 
     term: str
@@ -54,23 +54,23 @@ class Recipe:
     steps: int | None = None
 
 
-# Models with parameters of their own; the others of a term share the baseline's. This one is
-# weak on purpose: its first layer is too large, so that tanh saturates, and it is stopped early,
-# so that many of its answers are close calls which a slightly wrong convolution tips over.
+# Models with their own parameters; the others of a term use the baseline's. This one is weak on
+# purpose: its first layer is too large, so tanh saturates, and training stops early, so many
+# predictions are close calls that a slightly wrong convolution changes.
 _WEAK = Recipe("2017fa", "ece408-low", epochs=1, first_layer_scale=4.0, steps=6)
 
 
 def recipe_for(term: Term, model: str = BASELINE) -> Recipe:
-    """The recipe of the parameters that a term's model comes with. Raises `UnknownModel`."""
-    models.check_model(term, model)
+    """Return the recipe of the parameters of a term's model. Raises `UnknownModel`."""
+    course_terms.check_model(term, model)
     weak = (term.name, model) == (_WEAK.term, _WEAK.model)
     return _WEAK if weak else Recipe(term.name)
 
 
 @dataclass(frozen=True)
 class Trained:
-    """What a process has of a finished run: its parameters, the accuracy on the 10000 test images
-    where it is of rank 0, and the mean loss (cross entropy) of its images in each step it made."""
+    """A process's result of a finished run: parameters, the accuracy on the 10000 test images (rank
+    0 only), and the mean loss (cross entropy) of its images in each of its steps."""
 
     arg_params: dict[str, Any]
     test_accuracy: float | None
@@ -78,21 +78,21 @@ class Trained:
 
 
 def train(recipe: Recipe, work: Path, kvstore: str = "local", gpus: Sequence[int] = ()) -> Trained:
-    """Train, or go on where an interrupted run of the same recipe stopped.
+    """Train a model, or resume an interrupted run of the same recipe.
 
-    `kvstore` is one of `team.KVSTORES`: with `dist_*` the processes of a job train one model, each
-    on its share of every batch. A process trains on the CPU, or on several GPUs of these numbers,
-    which share its part of the batch. The process of rank 0 writes the state to `work` after each
-    epoch, as a whole, and all go on from there; a damaged one gives way to that of the epoch
-    before. This and progress goes to stderr. The optimizer's moments are part of the state, but
-    with `dist_async`: servers have them then, and a run that goes on starts them at zero.
+    `kvstore` is one of `workers.KVSTORES`: with `dist_*` the processes of a job train one model,
+    data-parallel. A process trains on the CPU, or splits its part of the batch over the GPUs with
+    these numbers. The process of rank 0 writes the state to `work` after each epoch, as a whole
+    file, and all resume from it; if it is damaged, they resume from the epoch before and say so on
+    stderr, as progress is. The state holds the optimizer's moments, except with `dist_async`:
+    servers hold them then, and a resumed run starts them at zero.
 
     Raises `CheckpointMismatch` when `work` holds the state of another recipe, `CacheUntrusted`
-    when another user could have written it, `InvalidSize` for a batch that cannot be shared out,
-    `WorkersDiffer`, what `Team` raises, `NoUsableGpu`, and the errors of `data.load`.
+    when another user could have written it, `InvalidSize` for a batch that cannot be split
+    equally, `WorkersDiffer`, the errors of `Workers` and `fashion_data.load`, and `NoUsableGpu`.
     """
-    with Team(kvstore) as team:
-        return _train(recipe, work, team, _contexts(gpus))
+    with Workers(kvstore) as workers:
+        return _train(recipe, work, workers, _contexts(gpus))
 
 
 def _contexts(gpus: Sequence[int]) -> list[Any]:
@@ -102,71 +102,71 @@ def _contexts(gpus: Sequence[int]) -> list[Any]:
     return contexts or [mx.cpu()]
 
 
-def _train(recipe: Recipe, work: Path, team: Team, contexts: list[Any]) -> Trained:
-    term = models.find_term(recipe.term)
-    if team.share(recipe.batch_size) < len(contexts):
+def _train(recipe: Recipe, work: Path, workers: Workers, contexts: list[Any]) -> Trained:
+    term = course_terms.find_term(recipe.term)
+    if workers.local_batch(recipe.batch_size) < len(contexts):
         raise InvalidSize(
-            f"a batch of {recipe.batch_size} images is too small for {team.size} workers with "
+            f"a batch of {recipe.batch_size} images is too small for {workers.size} workers with "
             f"{len(contexts)} GPUs each; give a larger --batch-size"
         )
-    images, labels = data.load("train", term.image_size)
-    module, done = _resume(recipe, term, work, len(images) // recipe.batch_size, team, contexts)
+    images, labels = fashion_data.load("train", term.image_size)
+    module, done = _resume(recipe, term, work, len(images) // recipe.batch_size, workers, contexts)
     losses: list[float] = []
     for epoch in range(done, recipe.epochs):
-        losses += _run_epoch(module, recipe, epoch, images, labels, team)
-        if team.is_synchronous:
-            _check_equal(module, team)
+        losses += _run_epoch(module, recipe, epoch, images, labels, workers)
+        if workers.is_synchronous:
+            _check_equal(module, workers)
         else:
-            _pull(module, team)
-        if team.rank == 0:
+            _pull(module, workers)
+        if workers.rank == 0:
             _save_state(module, recipe, epoch + 1, work, len(contexts))
     arg_params = _as_shipped(module)
-    accuracy = _test_accuracy(term, arg_params) if team.rank == 0 else None
+    accuracy = _test_accuracy(term, arg_params) if workers.rank == 0 else None
     return Trained(arg_params, accuracy, losses)
 
 
 def _test_accuracy(term: Term, arg_params: dict[str, Any]) -> float:
-    images, labels = data.load("t10k", term.image_size)
-    network = models.network(term)
+    images, labels = fashion_data.load("t10k", term.image_size)
+    network = course_terms.network(term)
     metric = scoring.evaluate(network, arg_params, {}, images, labels, batch_size=500)
     return float(metric.get()[1])
 
 
 def discard(work: Path) -> None:
-    """Forget what an earlier run left in `work`."""
+    """Delete the state of an earlier run in `work`."""
     shutil.rmtree(work, ignore_errors=True)
 
 
 def export(recipe: Recipe, trained: Trained, folder: Path) -> list[Path]:
     """Write the checkpoint: a symbol for each model of the recipe, one parameter file for all.
 
-    Returns the files written. Other epochs' parameter files are left alone.
+    Returns the files written. Other epochs' parameter files stay.
     """
     ensure_folder(folder)
-    term = models.find_term(recipe.term)
+    term = course_terms.find_term(recipe.term)
     written = []
     for model in term.models:
         if recipe_for(term, model).model == recipe.model:
             operator = "Convolution" if model == BASELINE else OP_TYPE
             written.append(folder / f"{model}-symbol.json")
-            checkpoint.save_symbol(written[-1], models.network(term, operator))
+            checkpoint.save_symbol(written[-1], course_terms.network(term, operator))
     written.append(folder / f"{recipe.model}-{recipe.epochs:04d}.params")
     checkpoint.save_parameters(written[-1], trained.arg_params)
     return written
 
 
 def _resume(
-    recipe: Recipe, term: Term, work: Path, steps: int, team: Team, contexts: list[Any]
+    recipe: Recipe, term: Term, work: Path, steps: int, workers: Workers, contexts: list[Any]
 ) -> tuple[Any, int]:
-    """A module ready to train on, and the number of epochs it has behind it."""
+    """Return a module ready for training, and the number of completed epochs."""
     mx = load_mxnet()
-    state = _shared_state(recipe, term, work, team)
-    size, share = term.image_size, team.share(recipe.batch_size)
-    module = mx.mod.Module(models.network(term), context=contexts)
-    module.bind([("data", (share, 1, size, size))], [("softmax_label", (share,))])
+    state = _common_state(recipe, term, work, workers)
+    size, local = term.image_size, workers.local_batch(recipe.batch_size)
+    module = mx.mod.Module(course_terms.network(term), context=contexts)
+    module.bind([("data", (local, 1, size, size))], [("softmax_label", (local,))])
     module.init_params(arg_params=state.params(), aux_params={})
-    # Servers that do not wait count the updates of all workers.
-    updates = steps if team.is_synchronous else steps * team.size
+    # Asynchronous servers count the updates of all workers.
+    updates = steps if workers.is_synchronous else steps * workers.size
     names = [name for name in module.symbol.list_arguments() if name in module.get_params()[0]]
     optimizer = mx.optimizer.Adam(
         learning_rate=recipe.learning_rate,
@@ -174,15 +174,15 @@ def _resume(
         lr_scheduler=mx.lr_scheduler.CosineScheduler(
             recipe.epochs * updates, base_lr=recipe.learning_rate
         ),
-        rescale_grad=1 / (recipe.batch_size if team.is_synchronous else share),
+        rescale_grad=1 / (recipe.batch_size if workers.is_synchronous else local),
         begin_num_update=state.done * updates,
-        # MXNet numbers a parameter's copies one after the other.
+        # MXNet numbers a parameter's copies consecutively.
         param_idx2name=dict(enumerate(name for name in names for _ in contexts)),
     )
     optimizer.set_lr_mult({"conv1_weight": recipe.first_layer_scale})
-    with _updates_by(servers=not team.is_synchronous):
-        module.init_optimizer(kvstore=team.store, optimizer=optimizer)
-    if team.is_synchronous:
+    with _updates_by(servers=not workers.is_synchronous):
+        module.init_optimizer(kvstore=workers.store, optimizer=optimizer)
+    if workers.is_synchronous:
         moments = {
             number * len(contexts) + copy: tuple(each.as_in_context(context) for each in both)
             for number, both in state.moments().items()
@@ -195,8 +195,8 @@ def _resume(
 
 @contextlib.contextmanager
 def _updates_by(servers: bool) -> Iterator[None]:
-    """Have a Module's optimizer run in the servers of its KVStore, or else in its own process,
-    where its moments can be read."""
+    """Run a Module's optimizer in the servers of its KVStore, or else in its own process, where its
+    moments can be read."""
     name = "MXNET_UPDATE_ON_KVSTORE"
     before = os.environ.get(name)
     os.environ[name] = str(int(servers))
@@ -209,28 +209,28 @@ def _updates_by(servers: bool) -> Iterator[None]:
             os.environ[name] = before
 
 
-def _shared_state(recipe: Recipe, term: Term, work: Path, team: Team) -> _State:
-    """What rank 0 goes on from, or begins with."""
+def _common_state(recipe: Recipe, term: Term, work: Path, workers: Workers) -> _State:
+    """Return rank 0's last or initial state."""
     arrays = {f"param:{name}": value for name, value in _initial_parameters(recipe, term).items()}
     for number, value in enumerate(list(arrays.values())):
         for which in range(2):
             arrays[f"moment{which}:{number}"] = np.zeros_like(value)
     done = 0
-    if team.rank == 0:
+    if workers.rank == 0:
         ensure_folder(work)
         state = _last_state(recipe, work)
         if state is not None:
-            # One of dist_async has no moments.
+            # A state of dist_async has no moments.
             done = state.done
             arrays.update((name, state.arrays[name]) for name in arrays if name in state.arrays)
-    arrays = team.first_ones({**arrays, "done": np.array([done], np.float32)})
+    arrays = workers.broadcast({**arrays, "done": np.array([done], np.float32)})
     return _State(int(arrays.pop("done")[0]), arrays)
 
 
 def _initial_parameters(recipe: Recipe, term: Term) -> dict[str, np.ndarray]:
     mx = load_mxnet()
     mx.random.seed(recipe.seed)
-    network = models.network(term)
+    network = course_terms.network(term)
     names = network.list_arguments()
     size = term.image_size
     shapes = dict(zip(names, network.infer_shape(data=(1, 1, size, size))[0]))
@@ -247,35 +247,40 @@ def _initial_parameters(recipe: Recipe, term: Term) -> dict[str, np.ndarray]:
 
 
 def _run_epoch(
-    module: Any, recipe: Recipe, epoch: int, images: np.ndarray, labels: np.ndarray, team: Team
+    module: Any,
+    recipe: Recipe,
+    epoch: int,
+    images: np.ndarray,
+    labels: np.ndarray,
+    workers: Workers,
 ) -> list[float]:
-    """One pass over the training images in an order given by seed and epoch, of which this process
-    takes its share of each batch; the mean losses of its steps. Rank 0 says how it went."""
+    """Train one epoch in an order given by seed and epoch, on this process's part of each batch;
+    return the mean losses of its steps. Rank 0 prints the result."""
     mx = load_mxnet()
     order = np.random.default_rng([recipe.seed, epoch]).permutation(len(images))
     starts = range(0, len(order) - recipe.batch_size + 1, recipe.batch_size)[: recipe.steps]
-    share = team.share(recipe.batch_size)
+    local = workers.local_batch(recipe.batch_size)
     label = f"epoch {epoch + 1}/{recipe.epochs}"
     losses, right = [], 0
     with tqdm(total=len(starts), desc=label, unit="batch", disable=None) as progress:
         for start in starts:
-            first = start + team.rank * share
-            chosen = np.sort(order[first : first + share])
+            first = start + workers.rank * local
+            chosen = np.sort(order[first : first + local])
             batch = mx.io.DataBatch(
                 [mx.nd.array(scoring.as_input(images[chosen]))], [mx.nd.array(labels[chosen])]
             )
             module.forward_backward(batch)
             module.update()
             answers = module.get_outputs()[0].asnumpy().astype(np.float64)
-            likelihoods = answers[np.arange(share), labels[chosen]]
+            likelihoods = answers[np.arange(local), labels[chosen]]
             losses.append(float(-np.log(np.maximum(likelihoods, _LEAST)).mean()))
             right += int((answers.argmax(axis=1) == labels[chosen]).sum())
             progress.update()
-    # Of all images in the steps of all workers.
-    total, correct, seen = team.sum(
-        "progress", np.array([sum(losses) * share, right, len(starts) * share])
+    # Totals of all workers.
+    total, correct, seen = workers.sum(
+        "progress", np.array([sum(losses) * local, right, len(starts) * local])
     )
-    if team.rank == 0:
+    if workers.rank == 0:
         print(
             f"epoch {epoch + 1}: training accuracy {correct / seen:.4f}, loss {total / seen:.6f}",
             file=sys.stderr,
@@ -283,25 +288,25 @@ def _run_epoch(
     return losses
 
 
-def _pull(module: Any, team: Team) -> None:
-    """Fetch the weights as servers have them once all workers have made their steps."""
-    team.wait()
+def _pull(module: Any, workers: Workers) -> None:
+    """Fetch the servers' weights after all workers have made their steps."""
+    workers.wait()
     for name, arrays in zip(module._param_names, module._exec_group.param_arrays):
         module._kvstore.pull(name, out=arrays)
-    team.wait()
+    workers.wait()
 
 
-def _check_equal(module: Any, team: Team) -> None:
-    """Raise `WorkersDiffer` unless all workers have the same weights to the bit."""
+def _check_equal(module: Any, workers: Workers) -> None:
+    """Raise `WorkersDiffer` unless all workers have bit-identical weights."""
     digest = hashlib.sha256()
     for _, value in sorted(module.get_params()[0].items()):
         digest.update(value.asnumpy().tobytes())
     own = np.frombuffer(digest.digest(), np.uint16)
-    table = np.zeros((team.size, own.size))
-    table[team.rank] = own
+    table = np.zeros((workers.size, own.size))
+    table[workers.rank] = own
     # Sums of one number and zeros are exact.
-    table = team.sum("digests", table)
-    differing = [rank for rank in range(team.size) if (table[rank] != table[0]).any()]
+    table = workers.sum("digests", table)
+    differing = [rank for rank in range(workers.size) if (table[rank] != table[0]).any()]
     if differing:
         raise WorkersDiffer(
             f"the weights of worker {differing[0]} are no longer those of worker 0: their machines "
@@ -310,17 +315,17 @@ def _check_equal(module: Any, team: Team) -> None:
 
 
 def _as_shipped(module: Any) -> dict[str, Any]:
-    """The module's parameters as they are after a trip through the float16 parameter file."""
+    """Return the module's parameters, rounded to float16 as in the parameter file."""
     params, _ = module.get_params()
     return {name: value.astype("float16").astype("float32") for name, value in params.items()}
 
 
 @dataclass(frozen=True)
 class _State:
-    """A run after `done` epochs, as arrays by name: `recipe`, as JSON; `param:NAME`; and Adam's
-    two moments of the parameter of each number, `moment0:NUMBER` and `moment1:NUMBER`.
+    """A run after `done` epochs, as arrays by name: `recipe`, as JSON; `param:NAME`; and Adam's two
+    moments of each parameter by its number, `moment0:NUMBER` and `moment1:NUMBER`.
 
-    MXNet's own file of the optimizer is a pickle, which runs whatever code is in it.
+    MXNet's own optimizer file is a pickle, and loading one can run arbitrary code.
     """
 
     done: int
@@ -348,13 +353,13 @@ def _path(work: Path, done: int) -> Path:
 
 
 def _save_state(module: Any, recipe: Recipe, done: int, work: Path, copies: int) -> None:
-    """Write the state after `done` epochs, then drop all earlier ones but the last."""
+    """Write the state after `done` epochs, then delete all earlier ones but the last."""
     arrays = {"recipe": np.array(json.dumps(asdict(recipe)))}
     for name, value in module.get_params()[0].items():
         arrays[f"param:{name}"] = value.asnumpy()
     states = module._updater.states if module._updater is not None else {}
     for number, moments in states.items():
-        # Of several GPUs' copies the first.
+        # With several GPUs, only the first one's copy.
         if number % copies == 0:
             for which, value in enumerate(moments):
                 arrays[f"moment{which}:{number // copies}"] = value.asnumpy()
@@ -366,12 +371,12 @@ def _save_state(module: Any, recipe: Recipe, done: int, work: Path, copies: int)
 
 
 def _states(work: Path) -> list[Path]:
-    """The files of states, the newest first."""
+    """Return the files of states, newest first."""
     return sorted(work.glob("epoch-[0-9][0-9][0-9][0-9].npz"), reverse=True)
 
 
 def _last_state(recipe: Recipe, work: Path) -> _State | None:
-    """The newest sound state, if there is one."""
+    """Return the newest sound state, if any."""
     for path in _states(work):
         try:
             state, stored = _read_state(path)
@@ -384,7 +389,7 @@ def _last_state(recipe: Recipe, work: Path) -> _State | None:
 
 
 def _read_state(path: Path) -> tuple[_State, dict[str, Any]]:
-    """A state, and the recipe of its run. Raises `Damage` and `CacheUntrusted`."""
+    """Return a state, and the recipe of its run. Raises `Damage` and `CacheUntrusted`."""
     content = io.BytesIO(read_sealed(path))
     try:
         with np.load(content, allow_pickle=False) as arrays:

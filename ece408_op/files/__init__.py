@@ -1,1 +1,1 @@
-"""Files: written whole, kept in the cache with a checksum, or installed; Markdown tables."""
+"""Files: atomic writes, cache with checksums, installed resources, JSON and Markdown."""

@@ -1,4 +1,4 @@
-"""Creates and locks folders, and writes files as a whole.
+"""Creation and locking of folders, and atomic writing of files.
 
 The cache folder is created for its user alone.
 """
@@ -20,8 +20,8 @@ from pathlib import Path
 from .. import settings
 from ..errors import CacheUnwritable
 
-# Names of unfinished files and folders begin with it, and with this run of the kernel: locks tell
-# whether a process still works on them only among processes of one kernel.
+# Prefix of unfinished files and folders, followed by the kernel's boot id: locks show whether a
+# process still works on them only among processes of one kernel.
 _UNFINISHED = ".ece408-"
 _RUN_OF_KERNEL = Path("/proc/sys/kernel/random/boot_id")
 _DAY_S = 24 * 60 * 60
@@ -31,7 +31,7 @@ _DAY_S = 24 * 60 * 60
 def writing(path: Path) -> Iterator[None]:
     """Turn an `OSError` inside the block into a `CacheUnwritable` about `path`.
 
-    The block should do nothing but write there, so that no other failure is mistaken for one.
+    The block should only write there, so that no other failure is mistaken for one.
     """
     try:
         yield
@@ -44,10 +44,10 @@ def writing(path: Path) -> Iterator[None]:
 
 
 def ensure_folder(path: Path) -> Path:
-    """Create the folder `path`, with its parents, unless it is there; returns it.
+    """Create the folder `path` with its parents if it is missing; return it.
 
-    The cache folder and what is in it is created for this user alone. Raises `CacheUnwritable`
-    when it cannot be created or nothing can be written in it.
+    The cache folder and its subfolders are created for this user alone. Raises `CacheUnwritable`
+    when it cannot be created or written to.
     """
     with writing(path):
         missing = [each for each in path.parents if not each.exists()]
@@ -59,7 +59,7 @@ def ensure_folder(path: Path) -> Path:
 
 
 def in_cache(path: Path) -> bool:
-    """Whether this is the cache folder, or lies in it."""
+    """Return whether this is the cache folder or is inside it."""
     try:
         return Path(os.path.abspath(path)).is_relative_to(os.path.abspath(settings.cache()))
     except RuntimeError:
@@ -69,12 +69,12 @@ def in_cache(path: Path) -> bool:
 
 @contextlib.contextmanager
 def atomic_path(path: Path) -> Iterator[Path]:
-    """Yield a temporary path next to `path`, which it becomes when the block ends well.
+    """Yield a temporary path next to `path`; rename it to `path` if the block succeeds.
 
     The temporary file exists, is empty, and has the suffix of `path`; the folder is created if
-    need be. When the block fails or is interrupted, the temporary file is removed and `path` is
-    as it was: a half-written file never has the final name, not even after a power cut. What
-    killed processes have left unfinished in the folder is removed.
+    necessary. If the block fails or is interrupted, the temporary file is removed and `path` stays
+    unchanged: a half-written file never has the final name, not even after a power cut. Unfinished
+    files of killed processes in the folder are removed.
 
     Raises `CacheUnwritable`, also for an `OSError` in the block, which should only write.
     """
@@ -99,9 +99,10 @@ def atomic_path(path: Path) -> Iterator[Path]:
 
 @contextlib.contextmanager
 def scratch_folder(folder: Path) -> Iterator[Path]:
-    """Yield a new folder in `folder`, removed at the end, or by the next one's user if killed.
+    """Yield a new folder in `folder`, removed at the end, or by the next user of `folder` if this
+    process is killed.
 
-    Raises `CacheUnwritable` when it cannot be created. To be used with `folder` locked.
+    Raises `CacheUnwritable` when it cannot be created. `folder` must be locked.
     """
     _remove_abandoned(folder)
     with writing(folder):
@@ -123,28 +124,28 @@ def _unfinished_here() -> str:
 
 
 def _create(temporary: Path, mode: int) -> int:
-    """Create the file, with the permissions that the umask leaves of `mode`, and hold it."""
+    """Create and lock the file, with permissions `mode` restricted by the umask."""
     while True:
         descriptor = os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_EXCL, mode)
         _hold(descriptor)
-        # Before it was held, another process may have taken it for abandoned.
+        # Before it was locked, another process may have removed it as abandoned.
         if os.fstat(descriptor).st_nlink:
             return descriptor
         os.close(descriptor)
 
 
 def _hold(descriptor: int) -> None:
-    """Mark an unfinished file or folder as being worked on, until it is closed."""
-    # On file systems without locks, decide by its age.
+    """Mark an unfinished file or folder as in use until it is closed."""
+    # On file systems without locks, its age decides.
     with contextlib.suppress(OSError):
         fcntl.flock(descriptor, fcntl.LOCK_EX)
 
 
 def _remove_abandoned(folder: Path) -> None:
-    """Remove unfinished files and folders of this user that no process works on any more."""
+    """Remove this user's unfinished files and folders that no process uses."""
     with contextlib.suppress(OSError):
         for path in folder.glob(f"{_UNFINISHED}*"):
-            # Skip what vanishes meanwhile or may not be removed.
+            # Skip files that vanish meanwhile or cannot be removed.
             with contextlib.suppress(OSError):
                 _remove_if_abandoned(path)
 
@@ -165,7 +166,7 @@ def _remove_if_abandoned(path: Path) -> None:
 
 
 def _is_held(descriptor: int, name: str) -> bool:
-    """Whether a process is at work on it; one of less than a day may be another machine's."""
+    """Return whether a process uses it; one younger than a day may belong to another machine."""
     young = time.time() - os.fstat(descriptor).st_mtime < _DAY_S
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -177,7 +178,7 @@ def _is_held(descriptor: int, name: str) -> bool:
 
 
 def replace(temporary: Path, path: Path) -> None:
-    """Rename `temporary` to `path` once its content is on the disk, and then the new name."""
+    """Flush `temporary` to disk, rename it to `path`, and flush the folder."""
     _flush(temporary)
     os.replace(temporary, path)
     # Some file systems cannot do it for folders.
@@ -195,11 +196,11 @@ def _flush(path: Path) -> None:
 
 @contextlib.contextmanager
 def locked(folder: Path, purpose: str) -> Iterator[None]:
-    """Keep other processes that lock `folder` out of the block; waits for them, and says so.
+    """Exclude other processes that lock `folder` from the block; wait for them, and say so.
 
-    `purpose` completes "waiting for another process to ...". On a file system without locks
-    nothing is locked. Raises `CacheUnwritable` when the lock's file cannot be created, or something
-    else lies in its place.
+    `purpose` completes "waiting for another process to ...". On a file system without locks nothing
+    is locked. Raises `CacheUnwritable` when the lock file cannot be created, or its path is not a
+    file.
     """
     descriptor = _open_lock(folder / ".lock")
     try:
@@ -214,8 +215,8 @@ def _open_lock(path: Path) -> int:
     with writing(path):
         if path.is_symlink() or (path.exists() and not path.is_file()):
             raise OSError("it is not a regular file (remove it)")
-        # Reading is enough to lock, and all that others may do with this user's file. If a pipe or
-        # a link appears after the check above, open() neither waits for it nor follows it.
+        # Reading is enough for a lock, and is all that others may do with this user's file. If a
+        # pipe or a link appears after the check above, open() neither waits for it nor follows it.
         return os.open(path, os.O_RDONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK, 0o666)
 
 

@@ -1,4 +1,4 @@
-"""Tables in Markdown."""
+"""Markdown tables."""
 
 from __future__ import annotations
 
@@ -6,6 +6,6 @@ from collections.abc import Container, Iterable, Sequence
 
 
 def table(head: Sequence[str], rows: Iterable[Iterable[object]], right: Container[int] = ()) -> str:
-    """A table of a head and rows as long, columns in `right` aligned to the right."""
+    """Return a table of a header and rows; columns in `right` are right-aligned."""
     rule = ["---:" if column in right else "---" for column in range(len(head))]
     return "\n".join(f"| {' | '.join(map(str, cells))} |" for cells in (head, rule, *rows))

@@ -1,4 +1,4 @@
-"""JSON with one record a line, for files that people read and git keeps."""
+"""JSON with one record per line, for files under version control."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from typing import Any
 
 
 def to_json(document: dict[str, Any]) -> str:
-    """The document as JSON text that ends with a newline.
+    """Return the document as JSON text that ends with a newline.
 
-    Lists of objects have an item a line, unless the items hold lists of such objects themselves.
+    Lists of objects have one item per line, unless the items contain lists of such objects.
     """
     return _text(document, "") + "\n"
 
@@ -30,7 +30,7 @@ def _text(value: Any, indent: str, is_item: bool = False) -> str:
 
 
 def _depth(value: Any) -> int:
-    """How many objects and lists lie within each other."""
+    """Return the nesting depth of objects and lists."""
     if not isinstance(value, (dict, list, tuple)):
         return 0
     items = value.values() if isinstance(value, dict) else value

@@ -1,6 +1,6 @@
-"""Where the kernel sources and the trained models lie.
+"""Folders of the kernel sources and the trained models.
 
-They are folders at the top of the checkout, which a regular install copies into the package.
+They are at the top of the checkout; a regular install copies them into the package.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ _PACKAGE = Path(__file__).resolve().parents[1]
 
 
 def kernels_dir() -> Path:
-    """Folder with the sources of the kernels: `cpu/` and `cuda/`. Raises `KernelsMissing`."""
+    """Return the folder with the kernels' sources: `cpu/` and `cuda/`. Raises `KernelsMissing`."""
     folder = _find("kernels")
     if folder is None:
         raise KernelsMissing(f"no kernels folder in or beside {_PACKAGE}; run pip install again")
@@ -21,7 +21,7 @@ def kernels_dir() -> Path:
 
 
 def models_dir() -> Path:
-    """Folder with the trained models' checkpoints. Raises `CheckpointMissing`."""
+    """Return the folder with the trained models' checkpoints. Raises `CheckpointMissing`."""
     folder = _find("models")
     if folder is None:
         raise CheckpointMissing(f"no models folder in or beside {_PACKAGE}; run pip install again")
@@ -29,13 +29,13 @@ def models_dir() -> Path:
 
 
 def cuda_folders() -> list[Path]:
-    """Folders of the CUDA kernels' sources; headers in them are included by their names alone, also
-    by a kernel file elsewhere."""
+    """Return the folders of the CUDA sources; their headers are included by name alone, also by
+    kernel files elsewhere."""
     return sorted(each for each in (kernels_dir() / "cuda").iterdir() if each.is_dir())
 
 
 def results_dir() -> Path | None:
-    """Folder of the checkout with what benchmarks wrote; an installed package has none."""
+    """Return the checkout's folder of benchmark results; an installed package has none."""
     folder = _PACKAGE.parent / "docs" / "results"
     return folder if folder.is_dir() else None
 

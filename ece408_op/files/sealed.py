@@ -1,5 +1,5 @@
-"""Files whose content could do harm: kept with a checksum, and read only if it fits and no other
-user can have written them."""
+"""Files with a checksum, for content that could do harm: read only if the checksum matches and no
+other user can have written them."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ _BY_OTHERS = stat.S_IWGRP | stat.S_IWOTH
 
 
 class Damage(Exception):
-    """What is wrong with a file's content, with its path and without advice."""
+    """Description of wrong content, with its path and without advice."""
 
 
 def write_sealed(path: Path, content: bytes) -> None:
-    """Write a file for `read_sealed`, as a whole. Raises `CacheUnwritable`."""
+    """Write a file for `read_sealed` atomically. Raises `CacheUnwritable`."""
     with atomic_path(path) as temporary:
         temporary.write_bytes(content + _seal(path, content))
 
 
 def read_sealed(path: Path) -> bytes:
-    """What `write_sealed` has written there, to the byte, by this user or by root.
+    """Return exactly the content that `write_sealed` wrote, by this user or root.
 
-    Raises `Damage` when it is not what was written or cannot be read, `CacheUntrusted` when others
-    can have written it, and `FileNotFoundError`.
+    Raises `Damage` when the content differs or is unreadable, `CacheUntrusted` when others can have
+    written it, and `FileNotFoundError`.
     """
     try:
         check_trust(path)
@@ -49,16 +49,15 @@ def read_sealed(path: Path) -> bytes:
 
 
 def kept_or_compiled(path: Path, what: str, compile_it: Callable[[], bytes]) -> bytes:
-    """What is kept at `path`; otherwise what `compile_it` returns, which is kept from then on.
+    """Return the file at `path`; if it is missing, write the result of `compile_it` to it first.
 
-    It is compiled once, however many threads and processes ask for it, and again, with a line on
-    stderr, where what is kept is damaged or not to be trusted. Raises what `compile_it` raises, and
-    `CacheUnwritable`.
+    Concurrent threads and processes compile once. A damaged or untrusted file is compiled again,
+    with a line on stderr. Raises what `compile_it` raises, and `CacheUnwritable`.
     """
     with contextlib.suppress(FileNotFoundError, Damage, CacheUntrusted):
         return read_sealed(path)
     ensure_folder(path.parent)
-    # A lock per file: different kernels may be compiled side by side.
+    # A lock per file: different kernels may be compiled concurrently.
     with locked(ensure_folder(path.parent / "locks" / path.stem), f"compile {what}"):
         try:
             return read_sealed(path)
@@ -72,14 +71,15 @@ def kept_or_compiled(path: Path, what: str, compile_it: Callable[[], bytes]) -> 
 
 
 def _seal(path: Path, content: bytes) -> bytes:
-    """A checksum of name and content: a file under another one's name counts as damaged."""
+    """Return a checksum of name and content, so that a file under another name counts as
+    damaged."""
     return hashlib.sha256(path.name.encode() + b"\0" + content).digest()
 
 
 def check_trust(path: Path) -> None:
     """Raise `CacheUntrusted` if users other than this one and root can have written the file.
 
-    Checks the file, its folder, and the folders from there up to the cache folder. Raises
+    Checks the file, its folder, and that folder's parents up to the cache folder. Raises
     `FileNotFoundError`.
     """
     above = [each for each in path.parents if each == path.parent or in_cache(each)]

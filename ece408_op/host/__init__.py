@@ -1,1 +1,1 @@
-"""What this machine has: GPUs and their driver, cores, memory; and Ctrl-C during long work."""
+"""Host machine: GPUs and their driver, cores, memory; and handling of Ctrl-C."""

@@ -1,5 +1,5 @@
-"""How many cores this process may use: its affinity, limited by its container's CPU quota; and
-which of them are nearest to a device."""
+"""Number of cores for this process, by affinity and the container's CPU quota; and the cores
+nearest to a device."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from pathlib import Path
 
 
 def usable() -> int:
-    """Usable cores, rounded down, at least 1: more threads would wait for each other."""
+    """Return the usable cores, rounded down, at least 1: more threads would wait for each other."""
     allowed, quota = len(os.sched_getaffinity(0)), cpu_quota()
     return allowed if quota is None else max(1, min(allowed, int(quota)))
 
 
 @functools.lru_cache(maxsize=1)
 def cpu_quota(root: Path = Path("/")) -> float | None:
-    """The container's CPU quota in cores (control groups 1 and 2); `None` without a limit.
+    """Return the container's CPU quota in cores (control groups 1 and 2); `None` without a limit.
 
     It is read once.
     """
@@ -33,17 +33,17 @@ def cpu_quota(root: Path = Path("/")) -> float | None:
 
 
 def beside(pci_address: str, root: Path = Path("/")) -> frozenset[int]:
-    """The cores that this process may use on the NUMA node of a device such as 0000:1b:00.0; all
-    that it may use where the system does not tell, or where none of them is there."""
+    """Return this process's cores on the NUMA node of a device such as 0000:1b:00.0; all of its
+    cores if the node is unknown or has none of them."""
     allowed = frozenset(os.sched_getaffinity(0))
     node = _words(root / "sys/bus/pci/devices" / pci_address.lower() / "numa_node")
-    # The node is -1 where there is only one, and in many virtual machines.
+    # The node is -1 if there is only one, and in many virtual machines.
     cpus = _words(root / f"sys/devices/system/node/node{node[0]}/cpulist") if node else []
     return (allowed & _numbers(cpus[0]) if cpus else allowed) or allowed
 
 
 def _numbers(ranges: str) -> set[int]:
-    """Those of a list such as 0-3,8."""
+    """Parse a list such as 0-3,8."""
     found: set[int] = set()
     for part in ranges.split(","):
         first, _, last = part.partition("-")

@@ -1,8 +1,8 @@
-"""Which GPU architectures a shared library has code for, read from the library's file.
+"""Reader of the GPU architectures in a shared library.
 
-nvcc puts GPU code into sections of the ELF file as a row of containers. A container is a header
-(magic number, version, header's size, body's size) and entries; an entry is a header, with what
-it is and for which architecture, and a payload. Headers are never compressed.
+nvcc puts GPU code into sections of the ELF file as a sequence of containers. A container is a
+header (magic number, version, header size, body size) and entries; an entry is a header, with kind
+and architecture, and a payload. Headers are never compressed.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ _Image = Union[bytes, mmap.mmap]
 
 
 def architectures(path: Path | str) -> list[str]:
-    """The architectures in the ELF file at `path`, as nvcc names them, in ascending order.
+    """Return the architectures in the ELF file at `path`, by nvcc's names, in ascending order.
 
-    `sm_86` is machine code, `compute_86` is PTX, which the driver compiles for newer GPUs. The
-    list is empty for a library without GPU code.
+    `sm_86` is machine code, `compute_86` is PTX, which the driver compiles for newer GPUs. The list
+    is empty for a library without GPU code.
 
     Raises `OSError` when the file cannot be read, and `ValueError` when it is not a 64-bit
     little-endian ELF file or is damaged.
@@ -46,10 +46,10 @@ def architectures(path: Path | str) -> list[str]:
 
 
 def runs_on(architecture: str, capability: tuple[int, int]) -> bool:
-    """Whether code for `architecture`, such as "sm_80", runs on a GPU of this capability.
+    """Return whether code for `architecture`, such as "sm_80", runs on a GPU of this capability.
 
     Machine code runs on the same major version from its own minor version up, PTX on everything
-    newer; a suffix "a" stands for that GPU alone, "f" for the same major version.
+    newer; a suffix "a" means that GPU alone, "f" the same major version.
     """
     match = re.fullmatch(r"(sm|compute)_(\d+)(\d)([af]?)", architecture)
     if match is None:
@@ -68,14 +68,14 @@ def _order(entry: tuple[str, int, str]) -> tuple[bool, int, str]:
 
 
 def _entries(image: _Image) -> Iterator[tuple[str, int, str]]:
-    """(kind, number, suffix), such as ("sm", 90, "a"), of every entry in the file."""
+    """Yield (kind, number, suffix), such as ("sm", 90, "a"), of every entry in the file."""
     for start, end in _fatbin_sections(image):
         at = image.find(_CONTAINER, start, end)
         while at >= 0:
             header_size, body_size = struct.unpack_from("<HQ", image, at + 6)
             body = at + header_size
             yield from _entries_of(image, body, body + body_size)
-            # A damaged header may have no sizes.
+            # A damaged header may have sizes of 0.
             at = image.find(_CONTAINER, max(body + body_size, at + 1), end)
 
 
@@ -92,7 +92,7 @@ def _entries_of(image: _Image, at: int, end: int) -> Iterator[tuple[str, int, st
 
 
 def _fatbin_sections(image: _Image) -> Iterator[tuple[int, int]]:
-    """Start and end, in the file, of every section with GPU code."""
+    """Yield start and end, in the file, of every section with GPU code."""
     (table,) = struct.unpack_from("<Q", image, 0x28)
     entry_size, count, names_index = struct.unpack_from("<HHH", image, 0x3A)
 

@@ -1,4 +1,4 @@
-"""How much memory a forward pass needs, and how much is available."""
+"""Memory footprint of a forward pass, and available memory."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 from ..errors import NotEnoughMemory
 
 _FLOAT_BYTES = 4
-# Python with MXNet loaded and its threads at work, measured 243 MiB.
+# Python with MXNet loaded and its threads active, measured 243 MiB.
 _PROCESS_BYTES = 320 << 20
 # oneDNN's blocked layouts round channels up.
 _BLOCKED_CHANNELS = 8
@@ -28,11 +28,11 @@ _CGROUPS = (
 
 
 def required_bytes(symbol: Any, images: int, batch_size: int, image_size: int) -> int:
-    """Upper estimate of the memory that scoring `images` images in batches takes.
+    """Return an upper estimate of the memory for scoring `images` images in batches.
 
-    MXNet computes in order and reuses memory, so the peak is the layer whose inputs and outputs
-    are largest together, and the images themselves: as uint8, and three times as float32 (the
-    batch as made, as an NDArray, and as the network's input).
+    MXNet computes in order and reuses memory, so the peak is the layer with the largest sum of
+    inputs and outputs, plus the images: as uint8, and three times as float32 (the batch, its
+    NDArray, and the network's input).
     """
     batch_size = min(batch_size, images)
     image_bytes = image_size * image_size
@@ -56,7 +56,8 @@ def _array_bytes(shape: tuple[int, ...]) -> int:
 
 
 def available_bytes(root: Path = Path("/")) -> int:
-    """Memory that this process can still get: the machine's, or less if its container says so."""
+    """Return the memory that this process can still get: the machine's, or the container's if
+    less."""
     limits = [_meminfo_available(root / "proc/meminfo")]
     cgroup = root / "sys/fs/cgroup"
     for limit_file, usage_file, statistics_file, reclaimable in _CGROUPS:
@@ -83,7 +84,7 @@ def _statistic(path: Path, name: str) -> int:
 
 
 def _read_int(path: Path) -> int | None:
-    """The number in a cgroup file; `None` where there is no such file, or no limit ("max")."""
+    """Return the number in a cgroup file; `None` for a missing file or no limit ("max")."""
     try:
         return int(path.read_text())
     except (OSError, ValueError):
@@ -107,7 +108,7 @@ def check_memory(symbol: Any, images: int, batch_size: int, image_size: int) -> 
 
 
 def _largest_fitting(symbol: Any, images: int, batch_size: int, image_size: int, free: int) -> int:
-    """The largest batch size of the form 1, 2 or 5 times a power of ten that fits, or 0."""
+    """Return the largest batch size of the form 1, 2 or 5 times a power of ten that fits, or 0."""
     candidates = [d * 10**e for e in range(5) for d in (1, 2, 5) if d * 10**e < batch_size]
     for candidate in reversed(candidates):
         if required_bytes(symbol, images, candidate, image_size) <= free:

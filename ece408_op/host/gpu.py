@@ -1,4 +1,4 @@
-"""Lists this machine's GPUs by asking the driver: needs neither PyCUDA nor MXNet."""
+"""List of this machine's GPUs from the driver; needs neither PyCUDA nor MXNet."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ..errors import NoUsableGpu
 # Attributes of cuDeviceGetAttribute.
 _CAPABILITY_MAJOR = 75
 _CAPABILITY_MINOR = 76
-# The oldest architecture that the CUDA kernels are compiled for.
+# The oldest architecture of the compiled CUDA kernels.
 OLDEST_CAPABILITY = (7, 5)
 _USUAL_HOME = Path("/usr/local/cuda")
 
@@ -32,7 +32,7 @@ class Gpu:
 
     @property
     def architecture(self) -> str:
-        """As nvcc calls it: sm_90."""
+        """nvcc's name, such as sm_90."""
         return f"sm_{self.capability[0]}{self.capability[1]}"
 
 
@@ -48,28 +48,28 @@ _LIBRARY = "libcuda.so.1"
 
 
 def start_ahead(devices: Sequence[int] = ()) -> bool:
-    """Have a thread start the driver, which takes a third of a second, and make these GPUs'
-    contexts; whether there is a driver. What fails there fails again where it is needed."""
+    """Start the driver on another thread, which takes 1/3 s, and create these GPUs' contexts;
+    return whether there is a driver. Errors reappear where the driver is used."""
     try:
         cuda = ctypes.CDLL(_LIBRARY)
     except OSError:
         return False
 
     def start() -> None:
-        # Python's lock is free during these calls, unlike during PyCUDA's.
+        # The GIL is free during these calls, unlike during PyCUDA's.
         cuda.cuInit(0)
         for index in devices:
             device, context = ctypes.c_int(), ctypes.c_void_p()
             if not cuda.cuDeviceGet(ctypes.byref(device), index):
                 cuda.cuDevicePrimaryCtxRetain(ctypes.byref(context), device)
 
-    # The process ends after it, not in the midst of these calls.
+    # The process waits for it at exit, instead of ending during these calls.
     threading.Thread(target=start, daemon=False).start()
     return True
 
 
 def find_driver(library: str = _LIBRARY) -> Driver:
-    """The driver and its GPUs. Raises `NoUsableGpu` when there is no driver or no GPU."""
+    """Return the driver and its GPUs. Raises `NoUsableGpu` when there is no driver or no GPU."""
     try:
         cuda = ctypes.CDLL(library)
     except OSError:
@@ -111,7 +111,7 @@ def _check(status: int, function: str) -> None:
 
 
 def require_gpus(devices: Sequence[int]) -> tuple[Gpu, ...]:
-    """All GPUs. Raises `NoUsableGpu` unless those of these numbers are there."""
+    """Return all GPUs. Raises `NoUsableGpu` unless all of these numbers exist."""
     gpus = find_driver().gpus
     for index in devices:
         if index >= len(gpus):
@@ -140,7 +140,7 @@ def require_our_kernels(devices: Sequence[int]) -> None:
 
 
 def find_nvcc() -> Path | None:
-    """CUDA's compiler: on the PATH, in CUDA_HOME, in its usual folder or from a wheel of pip's.
+    """Return CUDA's compiler: from PATH, CUDA_HOME, its usual folder or pip's wheels.
 
     `None` if none is found.
     """
@@ -154,7 +154,7 @@ def find_nvcc() -> Path | None:
 
 
 def _wheels() -> list[Path]:
-    """Folders in which pip's wheels of CUDA lie, the newest version first."""
+    """Return the folders of pip's CUDA wheels, newest version first."""
     spec = importlib.util.find_spec("nvidia")
     folders = list(spec.submodule_search_locations or ()) if spec is not None else []
     return sorted((home for each in folders for home in Path(each).glob("cu[0-9]*")), reverse=True)

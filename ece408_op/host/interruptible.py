@@ -1,4 +1,4 @@
-"""Lets Ctrl-C interrupt long calls into MXNet, and delays it while a process is started."""
+"""Ctrl-C during long calls into MXNet, and its delay while a process is started."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from typing import Callable, TypeVar
 
 Result = TypeVar("Result")
 
-# A signal that arrives as a thread begins to wait is handled when it next wakes up.
+# A signal that arrives just as a thread begins to wait is handled at its next wake-up.
 _WAKES_UP_S = 0.5
 
 
 def run_interruptibly(work: Callable[[], Result]) -> Result:
-    """Call `work` on another thread and wait for it here; returns or raises what it does.
+    """Call `work` on another thread and wait for it; return or raise its result.
 
-    Python handles Ctrl-C on the main thread only, and not while that thread waits inside
-    MXNet; waiting for another thread it can. After a `KeyboardInterrupt` the work is still
-    going on: the caller must end the process.
+    Python handles Ctrl-C on the main thread only, and not while that thread waits inside MXNet, but
+    it does while it waits for another thread. After a `KeyboardInterrupt` the work is still
+    running: the caller must end the process.
     """
     results: list[Result] = []
     failures: list[BaseException] = []
@@ -41,9 +41,9 @@ def run_interruptibly(work: Callable[[], Result]) -> Result:
 
 @contextlib.contextmanager
 def interrupts_later() -> Iterator[Callable[[], None]]:
-    """Delay Ctrl-C within the block; the function that it yields, called after it, raises it.
+    """Delay Ctrl-C within the block; call the yielded function after it to raise it.
 
-    Does nothing on threads other than the main one, or where Ctrl-C is ignored.
+    Does nothing on threads other than the main one, or if Ctrl-C is ignored.
     """
     before = signal.getsignal(signal.SIGINT)
     on_main_thread = threading.current_thread() is threading.main_thread()

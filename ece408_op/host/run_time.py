@@ -1,4 +1,4 @@
-"""The program's run time, as /usr/bin/time prints it below the course's output."""
+"""Run time of the program in the format of /usr/bin/time, as below the course's output."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from pathlib import Path
 
 
 def summary() -> str:
-    """Time, memory and page faults of this process since its start, in two lines.
+    """Return time, memory and page faults of this process since its start, in two lines.
 
-    The same fields in the same form as GNU time's default: user and system seconds, elapsed
-    time, share of a CPU, maximum resident set in KiB, file system reads and writes, faults.
+    Same fields and format as GNU time's default: user and system seconds, elapsed time, CPU
+    utilisation, maximum resident set in KiB, file system reads and writes, faults.
     """
     usage = resource.getrusage(resource.RUSAGE_SELF)
     elapsed = _elapsed_seconds()
@@ -26,13 +26,13 @@ def summary() -> str:
 
 
 def _peak_kib() -> int:
-    """Largest resident set so far; the kernel's ru_maxrss starts at that of the parent process."""
+    """Return the peak resident set; ru_maxrss would start at the parent process's value."""
     status = Path("/proc/self/status").read_text()
     return int(status.partition("VmHWM:")[2].split()[0])
 
 
 def _elapsed_seconds() -> float:
-    """Wall time since the process started, by the kernel's own record of the start."""
+    """Return the wall time since the kernel's recorded start of the process."""
     after_name = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
     started = int(after_name[19]) / os.sysconf("SC_CLK_TCK")
     return max(time.clock_gettime(time.CLOCK_BOOTTIME) - started, 0.01)

@@ -1,4 +1,4 @@
-"""Modules of this package as programs of their own, with nothing from the current folder."""
+"""Commands that run modules of this package, without modules from the current folder."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 _PACKAGE = __package__.partition(".")[0]
-# `python -m` looks into the current folder first, where a `random.py` would be taken for Python's.
-# The package is the one that this process has, wherever it is.
+# `python -m` searches the current folder first, where a `random.py` would replace Python's. The
+# package is the one that this process uses, wherever it is.
 _START = """\
 import sys
 sys.path[:] = filter(None, sys.path)
@@ -23,12 +23,12 @@ runpy.run_module(module, run_name="__main__", alter_sys=True)
 
 
 def running(module: str) -> list[str]:
-    """The beginning of a command that runs a module of this package; its arguments follow."""
+    """Return the start of a command that runs a module of this package; append its arguments."""
     place = Path(__file__).parents[1] / "__init__.py"
     return [sys.executable, "-c", _START, _PACKAGE, str(place), module]
 
 
 def parts(command: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Such a beginning of a command, and its arguments."""
+    """Split such a command into its start and its arguments."""
     length = len(running(""))
     return list(command[:length]), list(command[length:])

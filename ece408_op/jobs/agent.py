@@ -1,12 +1,12 @@
-"""Stands beside one process of a job, on the process's machine, and ends it when the job ends.
+"""Agent beside one process of a job, on the same machine; it ends the process with the job.
 
-It is run as a file, without the package, which would take longer to import. The first line of its
-standard input, JSON, is what to run: `command`, a list; `environment`, set beside what is there;
-`directory`; `sharers`, how many workers share the machine's cores, `null` for what needs one
-thread; `silence`, in seconds; `scheduler`, `null` or a list of its address, its port and the
-seconds in which a connection to it must succeed. When the input ends, or nothing comes for as long
-as `silence` says, so does the process, with all that it has started in its group. The exit code is
-the process's, or, as in a shell, 128 and a signal's number, or `UNREACHED`.
+It runs as a file, without the package, which would take longer to import. The first line of its
+standard input, in JSON, describes the process: `command`, a list; `environment`, variables to add;
+`directory`; `sharers`, the number of workers on this machine (`null` for a process that needs one
+thread); `silence`, in seconds; `scheduler`, `null` or a list of its address, its port and a
+connection timeout in seconds. When the input ends, or is silent for `silence` seconds, the agent
+ends the process and its process group. The exit code is the process's, or, as in a shell, 128 plus
+a signal's number, or `UNREACHED`.
 """
 
 from __future__ import annotations
@@ -28,17 +28,17 @@ from typing import Any, Callable
 
 _CORES = Path(__file__).resolve().parents[1] / "host" / "cores.py"
 _POLL_S = 0.1
-# How long a process has to end by itself once it is asked to.
+# Time for a process to end by itself after a request.
 _GRACE_S = 2.0
 _PR_SET_PDEATHSIG = 1
 _NOT_RUNNABLE, _NOT_FOUND = 126, 127
-# The process was ended as no connection to the scheduler succeeded: beyond those of signals.
+# Exit code if no connection to the scheduler succeeded; greater than those of signals.
 UNREACHED = 250
 _TRY_S, _BETWEEN_TRIES_S = 5.0, 0.5
 
 
 def main() -> int:
-    # Whoever ends this process means the other one.
+    # Signals to the agent are meant for the process.
     for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT):
         signal.signal(number, lambda number, _: sys.exit(128 + number))
     line = sys.stdin.buffer.readline()
@@ -66,7 +66,7 @@ def main() -> int:
 
 
 def _set_threads(sharers: int | None) -> None:
-    """Share the cores among the workers of this machine, unless the environment says otherwise."""
+    """Divide the cores among the workers of this machine, unless the environment says otherwise."""
     if "ECE408_THREADS" in os.environ or "OMP_NUM_THREADS" in os.environ:
         return
     cores = 1 if sharers is None else runpy.run_path(str(_CORES))["usable"]() // sharers
@@ -75,19 +75,19 @@ def _set_threads(sharers: int | None) -> None:
 
 
 def _ending_with_its_parent() -> Callable[[], Any]:
-    """What a new process calls so that it is killed when this one is. Linux only."""
+    """Return a function for a new process, so that it is killed when this one is. Linux only."""
     prctl = ctypes.CDLL(None).prctl
     return lambda: prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def unreached_line(address: str, port: str, seconds: float) -> str:
-    """What is the last line on stderr, with the exit code `UNREACHED`."""
+    """Return the last line on stderr for exit code `UNREACHED`."""
     return f"cannot connect to the scheduler at {address}:{port} within {seconds:g} seconds"
 
 
 def _reach(address: str, port: str, seconds: float, unreached: threading.Event) -> None:
-    """Connect to the scheduler, which may have to start first; set `unreached` if it never
-    succeeds. MXNet itself would try for ever."""
+    """Connect to the scheduler, which may still have to start; set `unreached` if the timeout
+    passes. MXNet itself would retry forever."""
     end = time.monotonic() + seconds
     while (left := end - time.monotonic()) > 0:
         with contextlib.suppress(OSError):
@@ -102,7 +102,7 @@ def _watch(
     silence: float | None,
     scheduler: tuple[str, str, float] | None,
 ) -> int:
-    """Wait for the process's end, or for that of the job, which ends it."""
+    """Wait for the process, or for the end of the job, which ends it."""
     unreached = threading.Event()
     if scheduler is not None:
         threading.Thread(target=_reach, args=(*scheduler, unreached), daemon=True).start()
@@ -126,7 +126,7 @@ def _watch(
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
-    """End the process, and what is left of its group."""
+    """End the process, and the rest of its group."""
     with contextlib.suppress(ProcessLookupError, PermissionError):
         if process.poll() is None:
             os.killpg(process.pid, signal.SIGTERM)

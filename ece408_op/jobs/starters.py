@@ -1,4 +1,4 @@
-"""What job starters are given to start a job's processes: Slurm, MPI and Kubernetes."""
+"""Input for job starters: Slurm, MPI and Kubernetes."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import shlex
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from .plan import LOOPBACK, SCHEDULER, SERVER, SERVING, WORKER, Host, spread
+from .job_plan import LOOPBACK, SCHEDULER, SERVER, SERVING, WORKER, Host, spread
 
 _DEFAULT_PORT = 29408
 _Starter = Callable[[Sequence[str], int, int, Sequence[Host], "int | None"], str]
@@ -16,14 +16,14 @@ _Starter = Callable[[Sequence[str], int, int, Sequence[Host], "int | None"], str
 def _roles(
     command: Sequence[str], workers: int, servers: int
 ) -> list[tuple[str, int, Sequence[str]]]:
-    """What runs, how often."""
+    """Return each role's number of processes and command."""
     return [(SCHEDULER, 1, SERVING), (SERVER, servers, SERVING), (WORKER, workers, command)]
 
 
 def slurm(
     command: Sequence[str], workers: int, servers: int, hosts: Sequence[Host], port: int | None
 ) -> str:
-    """A script for sbatch; Slurm chooses the hosts. Its first task is the scheduler."""
+    """Return a script for sbatch; Slurm chooses the hosts. Its first task is the scheduler."""
     serve, work = shlex.join(SERVING), shlex.join(command)
     task = f"""\
 if [ "$SLURM_PROCID" -eq 0 ]; then DMLC_ROLE={SCHEDULER} exec {serve}
@@ -45,7 +45,8 @@ srun --kill-on-bad-exit=1 --label sh -c {shlex.quote(task)}"""
 def mpi(
     command: Sequence[str], workers: int, servers: int, hosts: Sequence[Host], port: int | None
 ) -> str:
-    """A command line for Open MPI's mpirun, which ends all when one fails. Processes use no MPI."""
+    """Return a command line for Open MPI's mpirun, which ends all when one fails. Processes use no
+    MPI."""
     common = {
         "DMLC_PS_ROOT_URI": hosts[0].address if hosts else LOOPBACK,
         "DMLC_PS_ROOT_PORT": str(port or _DEFAULT_PORT),
@@ -66,8 +67,8 @@ def mpi(
 def kubernetes(
     command: Sequence[str], workers: int, servers: int, hosts: Sequence[Host], port: int | None
 ) -> str:
-    """A list for `kubectl create -f -`, as JSON: a service, by which the scheduler is found, and
-    a job for each role. IMAGE is the name of an image with this package."""
+    """Return a list for `kubectl create -f -`, as JSON: a service with the scheduler's address, and
+    a job for each role. IMAGE stands for an image with this package."""
     name, root_port = "ece408", port or _DEFAULT_PORT
     service = {
         "apiVersion": "v1",
@@ -84,7 +85,7 @@ def kubernetes(
         "DMLC_PS_ROOT_PORT": str(root_port),
         "DMLC_NUM_WORKER": str(workers),
         "DMLC_NUM_SERVER": str(servers),
-        # The scheduler listens whatever its service's address is.
+        # The scheduler listens on all addresses, not only its service's.
         "DMLC_USE_KUBERNETES": "1",
     }
     jobs = [
@@ -111,7 +112,7 @@ def _kubernetes_job(
         "spec": {
             "completions": count,
             "parallelism": count,
-            # A process that is started again cannot join a job that runs.
+            # A restarted process cannot join a running job.
             "backoffLimit": 0,
             "template": {
                 "metadata": {"labels": {"job": name, "role": role}},

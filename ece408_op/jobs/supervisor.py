@@ -1,4 +1,4 @@
-"""Runs the processes of a job, shows what they print, and ends all when one fails."""
+"""Supervisor of a job: runs its processes, shows their output, and ends all when one fails."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ from ..errors import (
     WorkerFailed,
 )
 from . import agent
-from .plan import SCHEDULER, SERVER, WORKER, Member
+from .job_plan import SCHEDULER, SERVER, WORKER, Member
 
 SSH = "ssh"
-# Behind what the user gave, of which ssh takes the first. It asks nothing, and says within ten
-# seconds that a host does not answer or no longer does.
+# Appended to the user's options, because ssh uses the first of several. It does not prompt, and
+# reports an unreachable host within ten seconds.
 _SSH_OPTIONS = (
     "BatchMode=yes",
     "ConnectTimeout=8",
@@ -45,24 +45,24 @@ _FAILURES: dict[str, type[Ece408Error]] = {
 }
 _POLL_S = 0.1
 _BEAT_S = 2.0
-# Other hosts may no longer be reached: then their processes end by themselves.
+# If other hosts cannot be reached, their processes end by themselves after this time.
 _SILENCE_S = 20.0
-# How long servers and the scheduler, which the workers tell to end, have for it, and all have once
-# they are ended: an agent's grace and some more.
+# Time for servers and the scheduler to end after the workers, and for all processes after a
+# request: an agent's grace period and some more.
 _LEAVE_S = 5.0
 _END_S = agent._GRACE_S + 2.0
 _MOST_OF_A_LINE = 300
 
 
 class _Stream:
-    """What a process prints to one of its two streams, and where it goes, `None` if nowhere."""
+    """One of a process's two output streams, and its target, `None` to discard it."""
 
     def __init__(self, pipe: IO[bytes], target: IO[str] | None, prefix: str) -> None:
         self.pipe, self.last = pipe, ""
         self._target, self._prefix, self._rest = target, prefix, b""
 
     def read(self) -> bool:
-        """Take what there is; whether there may be more."""
+        """Read available output; return whether there may be more."""
         try:
             data = os.read(self.pipe.fileno(), 1 << 16)
         except BlockingIOError:
@@ -75,7 +75,7 @@ class _Stream:
         return bool(data)
 
     def _take(self, line: str) -> None:
-        # Of a bar, which overwrites itself, what is seen at the end.
+        # Of a progress bar, which overwrites itself, only the final state.
         seen = line.rpartition("\r")[2].strip()
         self.last = seen or self.last
         if self._target is not None:
@@ -83,7 +83,7 @@ class _Stream:
 
 
 class _Running:
-    """A member of a job, started: by an agent beside it, which ssh starts on another host."""
+    """A started member of a job: an agent beside it, which ssh starts on another host."""
 
     def __init__(
         self, member: Member, ssh: Sequence[str], shown: bool, prefix: str, connect_s: float
@@ -103,37 +103,37 @@ class _Running:
         self._tell(json.dumps(_order(member, self.is_remote, connect_s)).encode() + b"\n")
 
     def _tell(self, data: bytes) -> None:
-        # One that has ended hears nothing.
+        # An agent that has ended cannot be notified.
         with contextlib.suppress(OSError, ValueError):
             assert self.process.stdin is not None
             self.process.stdin.write(data)
             self.process.stdin.flush()
 
     def beat(self) -> None:
-        """Let the agent know that the job goes on."""
+        """Tell the agent that the job goes on."""
         if self.is_remote:
             self._tell(b"\n")
 
     def tell_to_end(self) -> None:
-        """Have the agent end its process, and itself."""
+        """Make the agent end its process, and itself."""
         with contextlib.suppress(OSError):
             assert self.process.stdin is not None
             self.process.stdin.close()
 
     def kill(self) -> None:
-        """Kill the agent, which has its process killed, or ssh, which the agent hears."""
+        """Kill the agent, whose process is then killed, or ssh, whose end the agent notices."""
         if self.process.poll() is None:
             os.killpg(self.process.pid, signal.SIGKILL)
         self.process.wait()
 
     @property
     def last_line(self) -> str:
-        """The last line of its errors, else of its output."""
+        """Return the last line of its errors, else of its output."""
         output, errors = (each.last for each in self.streams)
         return (errors or output)[-_MOST_OF_A_LINE:]
 
     def failure(self) -> Ece408Error:
-        """Why it ended."""
+        """Return why it ended."""
         code, member = self.process.returncode, self.member
         line = self.last_line
         said = f"its last line: {line}" if line else "it printed nothing"
@@ -152,7 +152,7 @@ class _Running:
 
 
 def _ended(code: int) -> str:
-    """How a process ended, in words; an agent's code is a shell's."""
+    """Describe an exit code, which follows the shell's convention."""
     number = -code if code < 0 else code - 128
     try:
         return f"was ended by {signal.Signals(number).name}"
@@ -161,8 +161,8 @@ def _ended(code: int) -> str:
 
 
 def ssh_command(text: str) -> list[str]:
-    """The words of the command that runs another one on a host, as `--ssh` has it: host and command
-    become its last two. Raises `InvalidSetting`."""
+    """Split the command of `--ssh`; host and command are appended to it. Raises
+    `InvalidSetting`."""
     try:
         words = shlex.split(text)
     except ValueError as error:
@@ -177,7 +177,7 @@ def ssh_command(text: str) -> list[str]:
 def _start(member: Member, ssh: Sequence[str]) -> subprocess.Popen[bytes]:
     beside = [sys.executable, str(Path(agent.__file__).resolve())]
     if member.host.name is not None:
-        # All else goes through the agent's input, where nothing needs quoting.
+        # Everything else goes through the agent's input, which needs no quoting.
         beside = [*ssh, member.host.name, f"exec {shlex.join(beside)}"]
     try:
         return subprocess.Popen(
@@ -204,15 +204,14 @@ def _order(member: Member, is_remote: bool, connect_s: float) -> dict[str, objec
 
 
 def run(members: Sequence[Member], ssh: Sequence[str], show_all: bool, connect_s: float) -> None:
-    """Run a job to its end: that of all workers, which servers and the scheduler follow.
+    """Run a job until all workers, and then the servers and the scheduler, have ended.
 
-    Shows what worker 0 prints, or, with a prefix, what all do. However this ends, no process of the
-    job is left.
+    Shows the output of worker 0 or, with a prefix, of all. In all cases no process of the job
+    remains.
 
-    Raises `WorkerFailed`, `ServerFailed` or `SchedulerFailed` as soon as a process ends otherwise
-    than with exit code 0, `SchedulerUnreached` when for `connect_s` seconds no connection from the
-    machine of one to the scheduler succeeds, `HostLost` when ssh fails, and
-    `InvalidSetting` when it does not run.
+    Raises `WorkerFailed`, `ServerFailed` or `SchedulerFailed` as soon as a process ends with an
+    exit code other than 0, `SchedulerUnreached` when a machine cannot connect to the scheduler for
+    `connect_s` seconds, `HostLost` when ssh fails, and `InvalidSetting` when it does not run.
     """
     running: list[_Running] = []
     with selectors.DefaultSelector() as selector:
@@ -233,7 +232,7 @@ def run(members: Sequence[Member], ssh: Sequence[str], show_all: bool, connect_s
 
 @contextlib.contextmanager
 def _beating(running: Sequence[_Running]) -> Iterator[None]:
-    """Let agents on other hosts know that the job goes on, also while nobody takes its output."""
+    """Tell agents on other hosts that the job goes on, even while output is blocked."""
     over = threading.Event()
 
     def beat() -> None:
@@ -268,7 +267,7 @@ def _supervise(running: Sequence[_Running], selector: selectors.BaseSelector) ->
 
 
 def _show(selector: selectors.BaseSelector, wait: float = _POLL_S) -> bool:
-    """Show what processes have printed, after at most `wait` seconds; whether there was any."""
+    """Show new output, after at most `wait` seconds; return whether there was any."""
     if not selector.get_map():
         time.sleep(wait)
         return False
@@ -280,20 +279,20 @@ def _show(selector: selectors.BaseSelector, wait: float = _POLL_S) -> bool:
 
 
 def _show_rest(selector: selectors.BaseSelector) -> None:
-    """Show what pipes still hold, though others may go on to print."""
+    """Show what pipes still contain; other processes may continue to print."""
     end = time.monotonic() + 1.0
     while _show(selector, 0.0) and time.monotonic() < end:
         pass
 
 
 def _end(running: Sequence[_Running], selector: selectors.BaseSelector) -> None:
-    """End what still runs, at first kindly."""
+    """End the remaining processes, first by a request."""
     for each in running:
         each.tell_to_end()
     try:
         end_by = time.monotonic() + _END_S
         while time.monotonic() < end_by and any(each.process.poll() is None for each in running):
-            # A process may wait until what it prints is read.
+            # A process may block until its output is read.
             _show(selector)
     finally:
         for each in running:

@@ -1,1 +1,1 @@
-"""Kernels that people bring in files: checked in a process of their own, which is not trusted."""
+"""Lab for users' kernel files: checking, timing and ranking in isolated processes."""

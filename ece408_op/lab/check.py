@@ -1,8 +1,8 @@
-"""Whether a kernel file is right: on the layers of its terms, and as exact as float32; what it does
-on other layers and on odd sizes is told.
+"""Correctness check of a kernel file: on the layers of its terms, at float32 accuracy. Results for
+other layers and odd sizes are reported, too.
 
-Every call has numbers of its own, which did not exist before it, and starts with an output full of
-NaN. The expected output is computed elsewhere, in this process (`bench.oracle`).
+Every call has fresh random numbers, and an output filled with NaN. This process computes the
+expected output (`bench.oracle`).
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from typing import Any
 import numpy as np
 
 from ..backends import kernel_file
-from ..backends.emulator import backend as emulator
+from ..backends.emulator import emulator_backend as emulator
 from ..backends.emulator import findings
-from ..backends.emulator.backend import Emulated
+from ..backends.emulator.emulator_backend import Emulated
 from ..backends.emulator.library import Emulation
 from ..backends.kernel_file import KernelFile
 from ..bench import oracle, shapes
@@ -39,40 +39,40 @@ from . import patterns, sanitizer
 from .sanitizer import Finding, Sanitized
 from .session import CALL_SECONDS, Ended, Session
 
-# The terms whose files have a form of the course, and what they are called.
+# Names of the terms whose files have each form of the course.
 _TERMS = {
     "course_2019": {term: term for term in shapes.TERMS if term != shapes.LAST},
     "course_2020": {shapes.LAST: f"{shapes.LAST} and later"},
 }
-# Images of the course's layers; and, of a file that leaves images out then, as one does that has
-# streams compute a part of a batch each, as many as are affordable.
+# Images for the course's layers, and more for a file that is wrong on few, for example one that
+# splits the batch over streams: as many as are affordable.
 _BATCH = {"cpu": 10, "cuda": 25, "emulator": 2}
 _LARGER = {"cuda": 100, "emulator": 20}
 _ODD_PROBLEMS = 16
-# So that sums are exact; in half precision whole numbers are up to 2048.
+# Sums of integers up to this size are exact; half precision represents integers up to 2048.
 _LARGEST_INTEGER = {"strict": 8, "float32": 8, "tf32": 8, "float16": 1}
-# How far an element may be off, relative to the sum of its products' magnitudes. In float32 it is a
-# hundredth of what TF32 or half precision can reach; these round factors by 2 ** -11 each, and half
-# precision sums, too.
+# Maximum error of an element, relative to the sum of its products' magnitudes. For float32 it is
+# 1/100 of what TF32 or half precision can reach: these round factors to 2 ** -11, and half
+# precision rounds sums, too.
 LARGEST_ERROR = {"strict": 1e-6, "float32": 1e-5, "tf32": 2e-3, "float16": 1e-2}
-# The exponents of ten that images and filters are multiplied with.
+# Images and filters are scaled by up to this power of ten.
 _MAGNITUDES = {"strict": 3.0, "float32": 3.0, "tf32": 3.0, "float16": 0.0}
-# What kernels/emulator prints before it gives up.
+# Message of kernels/emulator before it gives up.
 _NO_ROOM = "the emulator has no room for"
-# Processes that one file may use up, but for one that hangs.
+# Maximum number of processes per file; a hang counts more.
 _MOST_STARTS = 6
 COURSE, ODD, GIVEN = "course's layers", "odd sizes", "given problems"
 _OTHERS = "other layers"
-# What the emulator finds of a launch of no blocks, and of a copy to a variable.
+# The emulator's findings for an empty launch, and for a copy to a variable.
 _NO_BLOCKS = re.compile(r"launches .* with \((0,\d+,\d+|\d+,0,\d+|\d+,\d+,0)\) blocks")
 _COPY = re.compile(r"copies (\d+) bytes to or from (\w+), which has (\d+)")
 
 
 @dataclass(frozen=True)
 class Failure:
-    """What a call of one problem did wrong; `seed` makes its numbers again. `short` says it in few
-    words, where a constant array has too little room. `near` says that half precision may be as far
-    off, `absent` that whole images are not written, or a launch has no blocks."""
+    """A failed call on a problem; `seed` reproduces its numbers. `short` is a short description if
+    a constant array is too small. `near` says that the error is within half precision's, `absent`
+    that whole images are missing or a launch has no blocks."""
 
     problem: str
     seed: int
@@ -85,10 +85,10 @@ class Failure:
 
 @dataclass
 class Group:
-    """Problems of a kind: how many are right, what is wrong with the others, how many the kernel
-    refuses, what it did wrong with memory in the emulator, and what else is to be said.
+    """Problems of a kind: the number of right ones, failures, refusals, the emulator's findings,
+    and notes.
 
-    Of groups with a `term` one that is right is enough; what is `told` does not count.
+    In groups with a `term` one right group is enough; groups that are `told` do not count.
     """
 
     name: str
@@ -107,11 +107,11 @@ class Group:
 
 @dataclass
 class Verdict:
-    """What checking a file found. `error` is the largest relative L2 error on real numbers,
-    `sanitized` what compute-sanitizer's tools or the emulator found, if it was asked, `order` the
-    emulator's of threads if it was not the usual one, `allowed_by` the precision by which a file is
-    right that is wrong by the one asked for. `broken` says why checking stopped, and
-    `by_machine` the name of the error if that was no fault of the file."""
+    """Result of checking a file. `error` is the largest relative L2 error on real numbers;
+    `sanitized` the findings of compute-sanitizer's tools or the emulator, if requested; `order` the
+    emulator's thread order if not the usual one; `allowed_by` the lower precision at which a wrong
+    file is right. `broken` says why checking stopped; `by_machine` is the name of the error if the
+    file did not cause it."""
 
     file: str
     groups: list[Group] = field(default_factory=list)
@@ -126,12 +126,12 @@ class Verdict:
 
     @property
     def is_right(self) -> bool:
-        """Whether nothing is wrong that counts, and something was computed."""
+        """Return whether something was computed and no error counts."""
         return self.has_right_results and all(each.is_clean for each in self.sanitized)
 
     @property
     def has_right_results(self) -> bool:
-        """`is_right`, but for what was done wrong with memory."""
+        """As `is_right`, ignoring memory errors."""
         needed = [group for group in self.groups if not group.term and not group.told]
         terms = [group for group in self.groups if group.term]
         return (
@@ -143,17 +143,17 @@ class Verdict:
 
     @property
     def elsewhere(self) -> list[Group]:
-        """What is wrong, and does not count if the verdict is that the file is right."""
+        """Return the groups with errors that do not count for a file that is right."""
         return [g for g in self.groups if (g.told or g.term) and (g.failures or g.mistakes)]
 
     @property
     def is_right_for_the_course(self) -> bool:
-        """Whether all of the course's layers were checked, and are right."""
+        """Return whether all of the course's layers were checked and are right."""
         course = [group for group in self.groups if group.name == COURSE]
         return not self.broken and any(group.right and not group.failures for group in course)
 
     def says(self, text: str) -> bool:
-        """Whether this is said of what is wrong."""
+        """Return whether this text is among the errors."""
         failures = [each for group in self.groups for each in group.failures]
         return any(text in said for said in (self.broken, *(each.text for each in failures)))
 
@@ -170,14 +170,13 @@ def check(
     emulation: Emulation | None = None,
     term: str = "",
 ) -> Verdict:
-    """Check the file on these problems, or, without any, on what `groups` has. With a `precision`
-    of "tf32" or "float16" it need be no more exact.
+    """Check the file on these problems, or by default on those in `groups`. `precision` "tf32" or
+    "float16" is sufficient accuracy.
 
-    With an `emulation` a CUDA file runs without a GPU, and what it does wrong with memory is part
-    of the verdict. Without a `seed` numbers and odd sizes are secret. `progress` is called after
-    each problem. A call may take `call_seconds`, and the kernel `memory` bytes, as `Session` has
-    it. Raises `KernelCompileFailed`, `NoUsableGpu` and other errors that keep the file from being
-    run at all.
+    With an `emulation` a CUDA file runs without a GPU, and its memory errors are part of the
+    verdict. Without a `seed` numbers and odd sizes are secret. `progress` is called after each
+    problem. A call may take `call_seconds`, and the kernel `memory` bytes, as for `Session`. Raises
+    `KernelCompileFailed`, `NoUsableGpu` and other errors that prevent the file from running at all.
     """
     seed = secrets.randbits(32) if seed is None else seed
     verdict = Verdict(str(file.path), precision=precision)
@@ -219,7 +218,7 @@ def check(
 def _precision_that_allows(
     problems: Sequence[ConvProblem], precision: str, checked: Callable[..., Verdict]
 ) -> str:
-    """The precision after this one by which these problems are right; empty if there is none."""
+    """Return the highest lower precision at which these problems are right, or an empty string."""
     less = PRECISIONS[PRECISIONS.index(precision) + 1 :]
     if not less:
         return ""
@@ -235,9 +234,9 @@ def groups(
     layers: Sequence[ConvProblem] = (),
     term: str = "",
 ) -> list[tuple[Group, list[ConvProblem]]]:
-    """What `check` checks a file of a form on: these problems; or the layers, a term's if it is
-    named, else of each term that has such files, and odd ones, in an order that the seed gives.
-    Raises `UnknownModel` for a term."""
+    """Return the problems on which `check` checks a file of a form: these problems; or the given
+    layers, or a term's, else those of each term with such files, and odd ones, in an order that
+    depends on the seed. Raises `UnknownModel` for an unknown term."""
     if problems:
         return [(Group(GIVEN), list(problems))]
     rng = random.Random(seed)
@@ -249,24 +248,24 @@ def groups(
 
     known = [*shapes.SHAPES.values(), *shapes.LATER.values()]
     if layers:
-        asked = [(Group(COURSE), shuffled(layers))]
+        selected = [(Group(COURSE), shuffled(layers))]
     else:
         terms = {term: term} if term else _TERMS.get(form, {})
-        asked = [
+        selected = [
             (Group(f"layers of {said}", term=said), shuffled(shapes.of_term(each).values()))
             for each, said in terms.items()
         ]
         own = {each for name in terms for each in shapes.of_term(name).values()}
         others = shuffled(each for each in known if each not in own)
         if not term:
-            asked.append((Group(_OTHERS, told=True) if asked else Group(COURSE), others))
-    # Files of this package's own form say for which sizes they are.
+            selected.append((Group(_OTHERS, told=True) if selected else Group(COURSE), others))
+    # Files in this package's own form declare their sizes.
     is_told = form != "declared" or bool(layers or term)
-    return [*asked, (Group(ODD, told=is_told), _odd(rng))]
+    return [*selected, (Group(ODD, told=is_told), _odd(rng))]
 
 
 def _odd(rng: random.Random) -> list[ConvProblem]:
-    """Small problems whose sizes are no multiples of anything; a quarter has a stride."""
+    """Return small problems with odd sizes; a quarter has a stride."""
     found: list[ConvProblem] = []
     while len(found) < _ODD_PROBLEMS:
         kernel = rng.randint(1, 7)
@@ -288,14 +287,14 @@ def _odd(rng: random.Random) -> list[ConvProblem]:
 
 
 class _Exhausted(Exception):
-    """The file has used up its processes."""
+    """The file has used its maximum number of processes."""
 
 
 _Findings = dict[bytes, list[dict[str, Any]]]
 
 
 class _Runner:
-    """Runs one file's problems in sessions: a new one after each that ended."""
+    """Runs one file's problems in sessions; a new one starts after each that ended."""
 
     def __init__(
         self,
@@ -309,11 +308,11 @@ class _Runner:
         self._start, self._keep_seed, self._emulated = start, keep_seed, emulated
         self._session: Session | None = None
         self._starts = 0
-        # Of the emulator, of each group by what the kernels that they are of were compiled to.
+        # The emulator's findings per group, by the library of their kernels.
         self._findings: list[tuple[Group, _Findings]] = []
-        # Those of the problem that is checked.
+        # Findings of the current problem.
         self._found: list[dict[str, Any]] = []
-        # Of the course's layers, once it is known that the file needs more.
+        # Batch size for the course's layers, once the file is known to need more images.
         self._batch = 0
         self._before: tuple[ConvProblem, np.ndarray] | None = None
         self._whole = functools.partial(_whole, largest=_LARGEST_INTEGER[verdict.precision])
@@ -325,13 +324,14 @@ class _Runner:
             self._session = None
 
     def _reorder(self, seed: int) -> None:
-        """Have the emulator run threads in the order of a seed, if in a random one."""
+        """Make the emulator use the thread order of a seed, if it is to be random."""
         if self._emulated is not None and self._verdict.order:
             emulation = dataclasses.replace(self._emulated.emulation, seed=seed)
             self._emulated.emulation = emulation
 
     def findings_that_count(self) -> _Findings:
-        """Of terms those of the ones for which the file is right, if there are any."""
+        """Return the findings that count: if the file is right for some terms, only those of these
+        terms."""
         counting = [each for each in self._findings if not each[0].told]
         right = [each for each in counting if each[0].is_right or not each[0].term]
         if any(group.is_right for group, _ in counting):
@@ -353,17 +353,17 @@ class _Runner:
         seed: int,
         progress: Callable[[], object],
     ) -> bool:
-        """Check problems, each with whole numbers twice and with real ones; whether to go on with
+        """Check problems, each with integers twice and with real numbers; return whether to check
         other groups."""
         self._verdict.groups.append(group)
         if group.term:
-            # That it ends on another term's layers says nothing of these.
+            # Its end on another term's layers does not affect these.
             self._starts = 0
         taken: _Findings = {}
         self._findings.append((group, taken))
         try:
             for index, problem in enumerate(problems):
-                # So that the problem alone, given this seed, has the same numbers.
+                # The problem alone, with this seed, reproduces the same numbers.
                 own = seed if self._keep_seed else seed + index + 1
                 try:
                     self._check(group, problem, own)
@@ -372,7 +372,7 @@ class _Runner:
                     if self._emulated is not None and self._found:
                         taken.setdefault(self._emulated.content(problem), []).extend(self._found)
         except _Exhausted:
-            # The problem that met it has it among the failures of its group.
+            # The problem's group records the failure.
             return bool(group.term)
         finally:
             found = sanitizer.of_emulator(taken).findings
@@ -400,7 +400,8 @@ class _Runner:
             group.failures.append(failure)
 
     def _judged(self, group: Group, problem: ConvProblem, seed: int) -> Failure | None:
-        """`_failure`, of a layer of the course at as many images as the file needs."""
+        """As `_failure`, with the number of images that the file needs for a layer of the
+        course."""
         if group.name in (GIVEN, ODD) or self._file.form == "declared":
             return self._failure(problem, seed)
         first = failure = self._failure(self._at_batch(problem), seed)
@@ -412,7 +413,7 @@ class _Runner:
             what = first.text.rpartition(" elements are wrong: ")[2]
             group.notes.append(f"judged with {self._batch} images; with {problem.batch}: {what}")
         elif failure.absent:
-            # More images do not help: the others have as few.
+            # More images do not help; the other layers use the usual number.
             self._batch = problem.batch
         return failure
 
@@ -420,8 +421,9 @@ class _Runner:
         return dataclasses.replace(problem, batch=self._batch or problem.batch)
 
     def _may_refuse(self, problem: ConvProblem) -> bool:
-        """Whether a file of this form may have this problem refused: of the course's forms, what
-        this process knows to be beyond them. Of others nothing runs that could pretend it."""
+        """Return whether a file of this form may refuse the problem: for the course's forms this
+        process knows their limits. For other forms no code of the file runs that could fake a
+        refusal."""
         plain = kernel_file.why_not(problem, takes_strides=False) is None
         return self._file.form == "declared" or not plain
 
@@ -441,7 +443,7 @@ class _Runner:
                 if isinstance(error, Ended) or not short:
                     self.close()
                 if isinstance(error, Ended) and error.by_time:
-                    # Others would take as long.
+                    # Others would also hang.
                     self._starts = _MOST_STARTS
                 absent = bool(_NO_BLOCKS.search(text))
                 return Failure(str(problem), seed, text, short=short, absent=absent)
@@ -451,7 +453,7 @@ class _Runner:
         return None
 
     def _raise_for_machine(self, error: Exception) -> None:
-        """Raise `NotEnoughMemory` where the emulator has no room, which is no fault of the file."""
+        """Raise `NotEnoughMemory` if the emulator has no memory left; the file is not to blame."""
         if self._emulated is None:
             return
         if isinstance(error, NotEnoughMemory) or _NO_ROOM in str(error):
@@ -476,8 +478,8 @@ class _Runner:
     def _cause(
         self, problem: ConvProblem, x: np.ndarray, w: np.ndarray, error: Exception
     ) -> tuple[str, str]:
-        """What is said of a call that failed: the CUDA call that did, if the emulator knows it;
-        where memory was touched, which; and a constant array that is too small in few words."""
+        """Return descriptions of a failed call: the failing CUDA call, if the emulator knows it;
+        the memory accessed; and a short one for a constant array that is too small."""
         said = str(error).removeprefix(f"kernel file {self._file.path}: ")
         said = said.removesuffix(f" ({problem})")
         if self._emulated is not None and self._found:
@@ -537,7 +539,7 @@ class _Runner:
 
 
 def _too_small(text: str, problem: ConvProblem) -> str:
-    """Of a copy that found too little room, what that means to a layer."""
+    """Describe a copy to a variable that is too small, in terms of a layer."""
     copy = _COPY.search(text)
     weights = int(np.prod(problem.w_shape))
     if copy is None or int(copy[1]) != 4 * weights:
@@ -554,8 +556,8 @@ def beyond(
     y: np.ndarray,
     expected: np.ndarray,
 ) -> np.ndarray:
-    """Which elements of y, from real numbers, are off by more than that, relative to the sum of
-    their products' magnitudes, or NaN: a mask in y's shape."""
+    """Return a mask of the elements of y, from real numbers, whose error exceeds the limit relative
+    to the sum of their products' magnitudes, or that are NaN."""
     magnitudes = oracle.forward(problem, abs(x), abs(w))
     return ~(np.abs(y - expected) <= largest_error * magnitudes)
 
@@ -565,6 +567,6 @@ def _whole(rng: np.random.Generator, shape: tuple[int, ...], largest: int) -> np
 
 
 def _real(rng: np.random.Generator, shape: tuple[int, ...], magnitudes: float) -> np.ndarray:
-    """Normally distributed numbers, each image or filter at a magnitude of its own."""
+    """Return normally distributed numbers, with a random magnitude for each image or filter."""
     scale = 10.0 ** rng.uniform(-magnitudes, magnitudes, (shape[0], 1, 1, 1))
     return (scale * rng.standard_normal(shape)).astype(np.float32)

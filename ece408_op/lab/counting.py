@@ -1,4 +1,4 @@
-"""What the warps of CUDA kernels do, line by line, counted by the emulator."""
+"""Counts of CUDA kernels' warps per source line, by the emulator."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ..backends.cuda.plan import Capability
+from ..backends.cuda.kernel_plan import Capability
 from ..backends.emulator import counts, findings
-from ..backends.emulator.backend import of_kernel
 from ..backends.emulator.counts import Count, Launched
+from ..backends.emulator.emulator_backend import of_kernel
 from ..backends.emulator.library import Emulation
 from ..backends.kernel_file import KernelFile
 from ..errors import KernelFailed
@@ -25,8 +25,8 @@ _CALL_SECONDS = 600.0
 
 @dataclass(frozen=True)
 class Resident:
-    """The share (0 to 1) of a multiprocessor's warps that a function's blocks fill, and its
-    registers for each thread: 0 where nvcc is not there to tell, which may let fewer fit."""
+    """Occupancy (0 to 1) of a multiprocessor by a function's blocks, and its registers per thread.
+    Registers are 0 without nvcc; the occupancy may then be too high."""
 
     share: float
     registers: int
@@ -34,8 +34,8 @@ class Resident:
 
 @dataclass(frozen=True)
 class Counted:
-    """Of a kernel on a problem: counts of each line, in order, and launches; for each launch what
-    fits on a multiprocessor."""
+    """Counts per line, in order, and launches of a kernel on a problem, with the occupancy of each
+    launch."""
 
     counts: list[Count]
     launches: list[Launched]
@@ -50,10 +50,10 @@ class _Target:
 
 
 def count(kernel: KernelFile | str, problem: ConvProblem, architecture: str) -> Counted:
-    """Run a file, or the kernel of this package that has this name, once on a problem, isolated as
-    for checking. Blocks are placed on a GPU of an architecture of `occupancy.KNOWN`.
+    """Run a file, or this package's kernel of this name, once on a problem, isolated as for
+    checking. Occupancy is that of an architecture of `occupancy.KNOWN`.
 
-    Raises `KernelFailed` with the line where there is one, `Ended`, and what compiling it raises.
+    Raises `KernelFailed`, with the line if known, `Ended`, and the compiler's errors.
     """
     emulated = of_kernel(kernel, Emulation("counted"))
     rng = np.random.default_rng(408)
@@ -75,7 +75,7 @@ def count(kernel: KernelFile | str, problem: ConvProblem, architecture: str) -> 
 
 
 def _registers(kernel: KernelFile | str, problem: ConvProblem, architecture: str) -> dict[str, int]:
-    """Of each function by name, where there is nvcc."""
+    """Return the registers of each function by name, if nvcc is available."""
     if gpu.find_nvcc() is None:
         return {}
     number = int(architecture.partition("_")[2])

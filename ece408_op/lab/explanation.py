@@ -1,4 +1,4 @@
-"""Why a CUDA kernel takes its time: what its functions need, and what the GPU's counters say."""
+"""Performance explanation of a CUDA kernel: resources, and the GPU's counters."""
 
 from __future__ import annotations
 
@@ -7,23 +7,23 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from .. import settings
-from ..backends.cuda import file_backend, work
-from ..backends.cuda.plan import ARCHITECTURES, Target, architecture
-from ..backends.cuda.runtime import compiler, device
-from ..backends.cuda.runtime.compiler import Resources
+from ..backends.cuda import cuda_file_backend, work
+from ..backends.cuda.kernel_plan import ARCHITECTURES, Target, architecture
+from ..backends.cuda.runtime import device, nvcc_compiler
+from ..backends.cuda.runtime.nvcc_compiler import Resources
 from ..backends.kernel_file import KernelFile
 from ..errors import ProfilerMissing, ProfilingNotPermitted
 from ..problem import ConvProblem
-from ..profile import limits, ncu
+from ..profile import kernel_limits, ncu
 from ..profile.demangle import demangle
-from ..profile.limits import KernelLimits
+from ..profile.kernel_limits import KernelLimits
 from . import observed
 
 
 @dataclass
 class Explanation:
-    """Of a contender on a problem: its functions by the GPU's counters, the one with the most time
-    first; what the compiler says of a file's functions, by name; and why there are no counters."""
+    """Explanation for a contender on a problem: counters of its functions, the slowest first; the
+    compiler's resources of a file's functions, by name; and why there are no counters."""
 
     kernels: list[KernelLimits] = field(default_factory=list)
     resources: dict[str, Resources] = field(default_factory=dict)
@@ -31,7 +31,7 @@ class Explanation:
 
     @property
     def sentence(self) -> str:
-        """What limits the function that takes the most time."""
+        """Return a sentence on what limits the slowest function."""
         if self.kernels:
             return self.kernels[0].sentence
         spilled = {name: each for name, each in self.resources.items() if each.spilled_bytes}
@@ -50,39 +50,39 @@ def explain(kernel: KernelFile | str, problem: ConvProblem) -> Explanation:
     with tempfile.TemporaryDirectory(prefix="ece408-ncu-") as folder:
         log = Path(folder) / "ncu.csv"
         try:
-            command = ncu.prefix(ncu.find(), limits.METRICS, log)
+            command = ncu.prefix(ncu.find(), kernel_limits.METRICS, log)
             failure = observed.compute(kernel, command, [problem])
             said = log.read_text(encoding="utf-8", errors="replace") if log.is_file() else ""
-            found.kernels = limits.of(ncu.read(said, failure or "no launches"))
+            found.kernels = kernel_limits.of(ncu.read(said, failure or "no launches"))
         except (ProfilerMissing, ProfilingNotPermitted) as error:
             found.failure = str(error)
     return found
 
 
 def plain_name(function: str) -> str:
-    """A function's name without what tools write around it: type, namespace, template arguments."""
+    """Strip type, namespace and template arguments from a function's name."""
     return function.partition("<")[0].split()[-1].rpartition("::")[2]
 
 
 def resources(kernel: KernelFile | str, problem: ConvProblem, gpu: Target) -> dict[str, Resources]:
-    """What the compiler gives the functions of a file, or of one of our kernels, on a problem and a
-    GPU, by their names in C++. Raises what planning it raises."""
+    """Return the compiler's resources for the functions of a file, or of one of our kernels, on a
+    problem and a GPU, by C++ name. Raises what planning it raises."""
     if isinstance(kernel, KernelFile) and kernel.form != "declared":
         name = architecture(ARCHITECTURES, gpu.capability) or ""
-        commands = [[*file_backend.library_command(kernel, name), "-cubin"]]
+        commands = [[*cuda_file_backend.library_command(kernel, name), "-cubin"]]
     else:
         own = kernel if isinstance(kernel, str) else str(kernel.path)
-        asked = work.forward(problem, 0, 0, None, 0, False, own)
+        forward = work.forward(problem, 0, 0, None, 0, False, own)
         commands = [
-            compiler.plan_command(
+            nvcc_compiler.plan_command(
                 plan.kernel.source,
                 plan.macros,
                 architecture(plan.kernel.architectures, gpu.capability) or "",
             )
-            for plan in asked.plans(gpu, problem.batch)
+            for plan in forward.plans(gpu, problem.batch)
         ]
     return {
         demangle(symbol).partition("(")[0]: each
         for command in commands
-        for symbol, each in compiler.resources(tuple(command)).items()
+        for symbol, each in nvcc_compiler.resources(tuple(command)).items()
     }

@@ -1,10 +1,10 @@
-"""Turns of kernels on the GPU: each is a few timed calls on arrays of this process.
+"""GPU timing in turns: each turn is a few timed calls on arrays of this process.
 
-Asking another process takes time, which varies. So a window of many calls is timed as a whole, each
-call on arrays of its own, and the time of a window without kernels is subtracted. How many calls a
-window has is random, so that none can be left to a later one, and its weights are there only when
-it begins. After it this process reads an output at once, the last one or any other: if that takes
-longer than usual, the kernel was still running.
+The latency of a request to another process varies. So a window of many calls is timed as a whole,
+each call on its own arrays, and the time of a window without kernels is subtracted. The number of
+calls in a window is random, so a kernel cannot postpone work to a later one, and the weights are
+written only when the window begins. Afterwards this process immediately reads a random output: if
+that takes longer than usual, the kernel was still running.
 """
 
 from __future__ import annotations
@@ -27,22 +27,22 @@ from ..backends.kernel_file import KernelFile
 from ..errors import KernelFailed, WrongResult
 from ..files.resources import kernels_dir
 from ..problem import ConvProblem
-from .gpu_arrays import Block, Judge, judge
+from .guarded_gpu_arrays import Block, Judge, judge
 from .session import Ended, Session
 
-# The most calls of a window, as far as there is room for their arrays: the fewest that take long
-# enough. On an H200 the time of a window varies by 20 us, whatever its calls take.
+# Maximum calls of a window, if their arrays fit: the smallest number that takes long enough. On an
+# H200 the time of a window varies by 20 us, independent of its calls.
 _CALLS, _LONG_ENOUGH = (4, 16, 64), 0.01
-# Windows of a turn that count, which differ less than those of two turns. They have at least this
-# share of the most calls; one more window, which does not count, has any number.
-_WINDOWS, _LEAST_SHARE = 2, 0.75
+# Counted windows per turn; two windows of one turn differ less than those of two turns. They have
+# at least this fraction of the maximum calls; one further window, not counted, has any number.
+_WINDOWS, _LEAST_FRACTION = 2, 0.75
 _ARRAY_BYTES = 16 << 30
-_SHARE_OF_FREE = 0.25
-# Files with an empty kernel, by form, of those that launch their kernels themselves.
+_FRACTION_OF_FREE = 0.25
+# Files with an empty kernel, for each form that launches its kernels itself.
 _EMPTY = {"course_2019": "empty.cuh", "course_2020": "empty_2020.cu"}
 _EMPTY_WINDOWS = 15
-# Reading an output may take this much longer than after our own kernels: a share, and seconds.
-_LATE_SHARE, _LATE_SECONDS = 0.25, 2e-4
+# Reading an output may take this much longer than after our own kernels: a fraction, and seconds.
+_LATE_FRACTION, _LATE_SECONDS = 0.25, 2e-4
 _COUNTED = "prolog and epilog count: conv_forward_gpu needs the prolog for each input"
 _COPIES = "copies count: conv_forward_gpu takes arrays on the host"
 _SAMPLED = 16
@@ -50,8 +50,8 @@ _SAMPLED = 16
 
 @dataclass
 class Turn:
-    """Seconds of a contender's calls, and, of a file that copies by itself, of what it does
-    `around` them. `note` says what else a reader should know."""
+    """Seconds of a contender's calls and, for a file that copies by itself, of its work `around`
+    them. `note` is for the reader of a table."""
 
     seconds: list[float] = field(default_factory=list)
     around: list[float] = field(default_factory=list)
@@ -63,17 +63,17 @@ class _WrongAtOnce(Exception):
 
 
 class NeedsProlog(Exception):
-    """A file from 2020 on has failed on inputs that its prolog has not seen. Its next turn, in a
+    """A file since 2020 failed on inputs that are exchanged after the prolog. Its next turn, in a
     new process, counts all three methods."""
 
 
 class GpuTurns:
-    """Gives sessions their turns at these problems on the first GPU that the settings name; use it
-    in `with`, around the sessions.
+    """Gives sessions their turns at these problems on the first GPU in the settings; use it in
+    `with`, around the sessions.
 
-    Elements of outputs may be off by `largest_error`, as `judge` takes it. The numbers of one
-    problem are kept from turn to turn. Entering raises `NoUsableGpu` and `NotEnoughMemory`; a turn
-    raises what the kernel's backend raises, `Ended`, and `NeedsProlog`.
+    `largest_error` is the maximum error of outputs, as in `judge`. A problem's numbers are kept
+    between turns. Entering raises `NoUsableGpu` and `NotEnoughMemory`; a turn raises what the
+    kernel's backend raises, `Ended`, and `NeedsProlog`.
     """
 
     def __init__(self, problems: Iterable[ConvProblem], largest_error: float) -> None:
@@ -82,15 +82,15 @@ class GpuTurns:
         self._largest_error = largest_error
         self._problem: ConvProblem | None = None
         self._judged = contextlib.ExitStack()
-        # Seconds that reading the output takes after our own kernels.
+        # Seconds to read the output after our own kernels.
         self._usual: dict[ConvProblem, list[float]] = {}
-        # Seconds of windows without kernels, by form: by their calls.
+        # Seconds of windows without kernels, by form and number of calls.
         self._empty: dict[str, dict[int, float]] = {}
-        # Files whose prolog and epilog count, on a problem.
+        # Files and problems whose prolog and epilog count.
         self._counted: set[tuple[KernelFile | str, ConvProblem]] = set()
         with self._gpu.active():
-            room = min(_ARRAY_BYTES, int(_SHARE_OF_FREE * self._gpu.free_bytes()))
-        # Calls that a window may have, the fewest first.
+            room = min(_ARRAY_BYTES, int(_FRACTION_OF_FREE * self._gpu.free_bytes()))
+        # Possible numbers of calls per window, ascending.
         self._calls_of = {
             p: sorted({min(calls, max(1, room // p.bytes)) for calls in _CALLS}) for p in problems
         }
@@ -107,8 +107,8 @@ class GpuTurns:
         self._judged.close()
 
     def measure_empty(self, forms: Iterable[str]) -> None:
-        """Time windows without kernels, while no other session runs: for files of a form that
-        launch their kernels themselves windows of empty ones. Raises what our own kernels raise."""
+        """Time windows without kernels, while no other session runs. For a form whose files launch
+        kernels themselves, use an empty kernel. Raises what our own kernels raise."""
         folder = kernels_dir() / "files" / "empty"
         for form in forms:
             name = _EMPTY.get(form)
@@ -150,7 +150,7 @@ class GpuTurns:
         return self._judge
 
     def _calls(self, session: Session, numbers: Judge, problem: ConvProblem) -> Turn:
-        """Windows of calls on arrays that this process has on the GPU, with a new w for each."""
+        """Time windows of calls on this process's GPU arrays, with a new w for each."""
 
         def window() -> tuple[float, int]:
             numbers.draw("w", secrets.token_bytes(8))
@@ -164,14 +164,14 @@ class GpuTurns:
     def _windows(
         self, session: Session, problem: ConvProblem, window: Callable[[], tuple[float, int]]
     ) -> list[float]:
-        """Seconds of a call in each window of a turn that counts; `window` takes one, as `_window`
-        does. Raises `WrongResult` if elements are wrong, and `_WrongAtOnce` if they are in the
-        first window."""
+        """Return the seconds per call of each counted window; `window` runs one, as `_window` does.
+        Raises `WrongResult` for wrong elements, and `_WrongAtOnce` for those in the first
+        window."""
         counts = self._calls_of[problem]
         begin = 1 + secrets.randbelow(counts[0])
         each = self._of_a_call(session, problem, window, begin, _WrongAtOnce)
         most = next((n for n in counts if n * each >= _LONG_ENOUGH), counts[-1])
-        least = math.ceil(_LEAST_SHARE * most)
+        least = math.ceil(_LEAST_FRACTION * most)
         lengths = [least + secrets.randbelow(most - least + 1) for _ in range(_WINDOWS)]
         other = secrets.randbelow(_WINDOWS + 1)
         lengths.insert(other, 1 + secrets.randbelow(most))
@@ -187,7 +187,7 @@ class GpuTurns:
         calls: int,
         error: type[Exception] = WrongResult,
     ) -> float:
-        """Seconds of a call in a window of `calls`. Raises the error if elements are wrong."""
+        """Return the seconds per call in a window of `calls`. Raises `error` for wrong elements."""
         session.prepare(problem, self._block.place(problem, calls))
         seconds, wrong = window()
         if wrong:
@@ -201,8 +201,9 @@ class GpuTurns:
     def _window(
         self, session: Session, numbers: Judge, problem: ConvProblem, blank: float = np.nan
     ) -> tuple[float, int]:
-        """Seconds of a call for each set of arrays, with a new x each, onto outputs full of one
-        value; and how many elements are wrong. Raises `WrongResult` for what else is wrong."""
+        """Run one call per set of arrays, each with a new x and an output filled with `blank`;
+        return the seconds per call and the number of wrong elements. Raises `WrongResult` for other
+        errors."""
         sets = self._block.sets
         drawn = [(secrets.token_bytes(8), each) for each in sets]
         last = drawn.pop(secrets.randbelow(len(sets)) if secrets.randbelow(2) else -1)
@@ -229,16 +230,16 @@ class GpuTurns:
         return seconds, wrong
 
     def _note_reading(self, session: Session, problem: ConvProblem, seconds: float) -> None:
-        """Compare how long reading an output took with what it takes after our own kernels. Raises
+        """Compare the time of reading an output with that after our own kernels. Raises
         `WrongResult` if work was still going on."""
         usual = self._usual.setdefault(problem, [])
         if session.is_ours:
             usual.append(seconds)
         elif usual:
             late = seconds - statistics.median(usual)
-            if late > _LATE_SHARE * statistics.median(usual) + _LATE_SECONDS:
+            if late > _LATE_FRACTION * statistics.median(usual) + _LATE_SECONDS:
                 session.late += 1
-                # Once may be chance.
+                # A single delay may be chance.
                 if session.late > 2:
                     raise WrongResult(
                         f"its call is not over when it returns: {1e3 * late:.2f} ms of work come "
@@ -248,8 +249,8 @@ class GpuTurns:
                 session.late = 0
 
     def _by_method(self, session: Session, numbers: Judge, problem: ConvProblem) -> Turn | None:
-        """Windows of calls of conv_forward_gpu alone, on inputs that the prolog has not seen;
-        `None` if the outputs are wrong, since the file needs its prolog for each input."""
+        """Time windows of conv_forward_gpu alone, on inputs that are exchanged after the prolog;
+        `None` if the outputs are wrong, because the file needs its prolog for each input."""
         numbers.draw("w", secrets.token_bytes(8))
         numbers.draw("x", secrets.token_bytes(8))
         numbers.expect()
@@ -258,12 +259,12 @@ class GpuTurns:
         session.method("compute")
         around += session.method("epilog")
         self._check_on_host(session, numbers, problem, _SAMPLED)
-        # Once more for what follows: its own arrays have gone.
+        # Once more for the following calls: the file's own arrays are gone.
         session.method("prolog")
         try:
             seconds = self._method_windows(session, numbers, problem)
         except (Ended, KernelFailed) as error:
-            # As where the prolog brings x into a larger layout.
+            # For example, the prolog copies x to a padded layout.
             self._counted.add((session.kernel, problem))
             raise NeedsProlog from error
         session.method("epilog")
@@ -272,8 +273,9 @@ class GpuTurns:
     def _method_windows(
         self, session: Session, numbers: Judge, problem: ConvProblem
     ) -> list[float]:
-        """Seconds of a call in each window; none where a file needs its prolog each time. Outputs
-        are NaN before, or 0, for a file that adds to what its prolog has cleared."""
+        """Return the seconds per call of each window; none if the file needs its prolog each time.
+        Outputs are initially NaN, or 0 for a file that accumulates into what its prolog has
+        cleared."""
         for blank in (np.nan, 0.0):
             window = functools.partial(self._window, session, numbers, problem, blank)
             with contextlib.suppress(_WrongAtOnce):
@@ -281,7 +283,7 @@ class GpuTurns:
         return []
 
     def _whole(self, session: Session, numbers: Judge, problem: ConvProblem) -> Turn:
-        """Calls of all three methods, which count as one."""
+        """Time calls of all three methods, which count as one."""
         for _ in range(2):
             for role in ("w", "x"):
                 numbers.draw(role, secrets.token_bytes(8))
@@ -294,7 +296,7 @@ class GpuTurns:
         return Turn([seconds], note=_COUNTED if session.has_prolog else _COPIES)
 
     def _prepare_on_host(self, session: Session, numbers: Judge, problem: ConvProblem) -> None:
-        """Have the session get ready for x and w on the host, and write them there."""
+        """Prepare the session for x and w on the host, and write them."""
         arrays = session.host_arrays
         session.prepare(problem, arrays.place(problem))
         for index, role in enumerate("xw"):
@@ -303,7 +305,7 @@ class GpuTurns:
     def _check_on_host(
         self, session: Session, numbers: Judge, problem: ConvProblem, images: int
     ) -> None:
-        """Compare so many images of the output on the host. Raises `WrongResult`."""
+        """Compare this number of images of the output on the host. Raises `WrongResult`."""
         expected = np.empty(problem.y_shape, np.float32)
         numbers.read("expected", expected)
         some = np.arange(problem.batch)

@@ -1,4 +1,4 @@
-"""A kernel file that computes while a tool of NVIDIA's watches its process."""
+"""Runs of a kernel file under one of NVIDIA's tools."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ _CALL_SECONDS, _END_SECONDS = 120.0, 60.0
 
 def compute(kernel: KernelFile | str, tool: Sequence[str], problems: Sequence[ConvProblem]) -> str:
     """Run a file, or one of our CUDA kernels, under a tool's command on each problem, in a process
-    that is isolated as for checking; returns why it did not compute them, if it did not.
+    isolated as for checking; return why it failed, if it did.
 
-    The tool is given time to write what it has seen.
+    The tool gets time to write its results.
     """
     rng = np.random.default_rng(408)
     refused = []
@@ -36,7 +36,7 @@ def compute(kernel: KernelFile | str, tool: Sequence[str], problems: Sequence[Co
                     except UnsupportedProblem as error:
                         refused.append(str(error))
             finally:
-                session.finish(_END_SECONDS)
+                session.wait_for_tool(_END_SECONDS)
     except (Ended, Ece408Error) as error:
         return str(error)
     return refused[0] if len(refused) == len(problems) else ""

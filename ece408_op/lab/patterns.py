@@ -1,4 +1,5 @@
-"""What is wrong with an output, in words: which elements, and which mistake gives just these."""
+"""Description of a wrong output: which elements are wrong, and which common mistake explains
+them."""
 
 from __future__ import annotations
 
@@ -21,8 +22,8 @@ def describe(
     wrong: np.ndarray,
     before: np.ndarray | None,
 ) -> str:
-    """What is wrong with `found` of shape (B, M, OH, OW), which started as NaN, where the mask
-    `wrong` is set; `before` is the kernel's output of the call before it, if that was of the same
+    """Describe the elements of `found`, of shape (B, M, OH, OW) and initially NaN, at which the
+    mask `wrong` is set; `before` is the kernel's previous output, if it was for the same
     problem."""
     for text, explains in _explanations(problem, x, w, found, expected, before):
         if explains:
@@ -38,7 +39,7 @@ def _explanations(
     expected: np.ndarray,
     before: np.ndarray | None,
 ) -> Iterator[tuple[str, bool]]:
-    """Mistakes, and whether the output is what each would give."""
+    """Yield descriptions of mistakes, and whether each explains the output."""
     missing = np.isnan(found) & ~np.isnan(expected)
     yield "nothing is written", bool(missing.all())
     if missing.any():
@@ -60,7 +61,7 @@ def _explanations(
 def _mistakes(
     problem: ConvProblem, x: np.ndarray, w: np.ndarray
 ) -> Iterator[tuple[str, np.ndarray]]:
-    """Outputs of kernels with a common mistake."""
+    """Yield descriptions and outputs of kernels with a common mistake."""
     flipped = np.ascontiguousarray(w[:, :, ::-1, ::-1])
     yield (
         "the kernel is turned round: w[K-1-p][K-1-q] in the place of w[p][q]",
@@ -87,7 +88,7 @@ def _mistakes(
 
 
 def _where(wrong: np.ndarray) -> str:
-    """Where the elements lie, along those axes that they do not fill."""
+    """Describe the positions of the elements along the axes that they do not fill."""
     if wrong.all():
         return "everywhere"
     parts = []
@@ -104,7 +105,7 @@ def _where(wrong: np.ndarray) -> str:
 
 
 def _along(name: str, indices: np.ndarray, size: int) -> str:
-    """Such as "columns 24 to 27, the last 4 of 28"."""
+    """Describe indices, such as "columns 24 to 27, the last 4 of 28"."""
     first, last = int(indices[0]), int(indices[-1])
     if last - first + 1 != len(indices):
         step = np.diff(indices)

@@ -1,6 +1,6 @@
-"""Many kernel files, checked, timed under the same conditions, and put in order.
+"""Ranking of many kernel files: checked, timed under the same conditions, and sorted.
 
-What is done is kept in a file after each step, so that a ranking goes on where it was stopped.
+Results are saved to a file after each step, so an interrupted ranking can resume.
 """
 
 from __future__ import annotations
@@ -24,24 +24,24 @@ from ..files.cachedir import atomic_path
 from ..files.records import to_json
 from ..problem import ConvProblem
 from . import check as checking
-from . import shares
+from . import ranking_workers
 from .check import Verdict
+from .ranking_workers import Timings
 from .session import OF_GPU_MEMORY
-from .shares import Timings
 from .timing import OURS, Timing, device_of
 
-# What comes with the course's files, and is none.
+# Files of the course's projects that contain no kernel.
 _NO_KERNELS = ("gpu-new-forward.h", "cpu-new-forward.h", "new-forward.h.in")
 
 
 @dataclass
 class Entry:
-    """A file's standing. `key` is of its content; `wrong` says why it is not timed, `failure` what
-    went wrong while it was.
+    """A file's results. `key` is a checksum of its content; `wrong` says why it is not timed,
+    `failure` why its timing failed.
 
-    `seconds` and `around` are those of all counted calls, by layer, `ours` those of our own choice
-    in the same rounds, and `rounds` how many there were; `timed` is when the last run began.
-    `before` is the sum of an earlier ranking, as a multiple of ours.
+    `seconds` and `around` hold all counted calls by layer, `ours` those of our own choice in the
+    same rounds, `rounds` their number; `timed` is the start of the last run. `before` is the sum in
+    an earlier ranking, as a multiple of ours.
     """
 
     name: str
@@ -60,7 +60,7 @@ class Entry:
 
     @property
     def why_not(self) -> str:
-        """Why it has no rank, if there is a reason."""
+        """Return why it has no rank, or an empty string."""
         return self.wrong or self.failure
 
     def timing(self, layer: str) -> Timing:
@@ -70,7 +70,7 @@ class Entry:
 
 @dataclass
 class Ranking:
-    """Entries by name, our own choice among them, and what they were measured on."""
+    """Entries by name, including our own choice, and the conditions of measurement."""
 
     conditions: dict[str, Any]
     entries: dict[str, Entry] = field(default_factory=dict)
@@ -81,40 +81,40 @@ class Ranking:
 
     @property
     def precision(self) -> str:
-        """How exact kernels must be."""
+        """The required precision of kernels."""
         return str(self.conditions.get("precision", "float32"))
 
     def seconds(self, entry: Entry, layer: str) -> float:
-        """An entry's median call. Runs differ, so it is the multiple of ours in the same rounds,
-        times the median of ours in all."""
+        """Return an entry's median call. Runs differ, so this is the ratio to ours in the same
+        rounds, times the median of ours in all rounds."""
         ours = self.entries[OURS].timing(layer).median
         return entry.timing(layer).median / statistics.median(entry.ours[layer]) * ours
 
     def sum(self, entry: Entry) -> float | None:
-        """Seconds of all layers' median calls, or `None` without all of them."""
+        """Return the sum of all layers' median calls, or `None` if one is missing."""
         if entry.why_not or not all(entry.seconds.get(layer) for layer in self.layers):
             return None
         return sum(self.seconds(entry, layer) for layer in self.layers)
 
     def multiple(self, entry: Entry) -> float | None:
-        """An entry's sum as a multiple of ours, if both have one."""
+        """Return an entry's sum as a multiple of ours, if both exist."""
         own, ours = self.sum(entry), self.sum(self.entries[OURS])
         return own / ours if own and ours else None
 
     def in_order(self) -> list[Entry]:
-        """Those that have a rank, the fastest first."""
+        """Return the entries with a rank, fastest first."""
         timed = [each for each in self.entries.values() if self.sum(each) is not None]
         return sorted(timed, key=lambda each: self.sum(each) or 0.0)
 
     def without(self) -> list[Entry]:
-        """Those that have none, by name."""
+        """Return the entries without a rank, by name."""
         left = [each for each in self.entries.values() if self.sum(each) is None]
         return sorted(left, key=lambda each: each.name)
 
 
 def find(paths: Sequence[Path]) -> dict[str, KernelFile | str]:
-    """Kernel files, and those in folders, by their paths from the folder that has them all; for a
-    file that is none, why. Raises `InvalidSetting` for a path that is not there."""
+    """Return kernel files, including those in folders, by their paths relative to the common
+    folder; for an invalid file, the reason. Raises `InvalidSetting` for a missing path."""
     found: dict[str, KernelFile | str] = {}
     for path in paths:
         if not path.exists():
@@ -131,15 +131,15 @@ def find(paths: Sequence[Path]) -> dict[str, KernelFile | str]:
             try:
                 found[name] = kernel_file.find(str(each))
             except InvalidSetting as error:
-                # Headers are there to be included.
+                # Headers are only included.
                 if not is_folder or each.suffix in (".cu", ".cc", ".cpp", ".cxx"):
                     found[name] = str(error)
     return found
 
 
 def load(path: Path, conditions: dict[str, Any]) -> Ranking:
-    """The ranking that `rank` has kept in a file, or a new one. Raises `InvalidSetting` if it is
-    of other conditions, or no ranking."""
+    """Return the ranking that `rank` has saved in a file, or a new one. Raises `InvalidSetting` for
+    other conditions or an invalid file."""
     if not path.is_file():
         return Ranking(conditions)
     try:
@@ -174,23 +174,22 @@ def rank(
     progress: Callable[[str, int, int], object],
     problems: Sequence[ConvProblem] = (),
 ) -> None:
-    """Bring the ranking up to the files: check those that are new or changed, `jobs` at a time, on
-    these problems or on the layers and odd ones, and time those that are right on the layers until
-    each has its rounds.
+    """Update the ranking: check files that are new or changed, `jobs` at a time, on these problems
+    or on the layers and odd ones; time the right ones on the layers until each has its rounds.
 
-    `keep` is called after each step, `progress` with what is done, how much of it, and of how much.
+    `keep` is called after each step, `progress` with the step, the completed count and the total.
     Raises `NoUsableGpu` and what our own kernels raise.
     """
     _enter(files, ranking)
     kernels = {name: file for name, file in files.items() if isinstance(file, KernelFile)}
     new = [name for name in kernels if not ranking.entries[name].checked]
-    asked = functools.partial(
+    checked = functools.partial(
         verdict_on,
         problems=problems,
         layers=[problem for _, problem in layers],
         precision=ranking.precision,
     )
-    verdicts = _checked({name: kernels[name] for name in new}, asked, jobs)
+    verdicts = _checked({name: kernels[name] for name in new}, checked, jobs)
     for done, (name, verdict) in enumerate(verdicts, 1):
         progress("checking", min(done, len(new)), len(new))
         _note_verdict(ranking.entries[name], verdict)
@@ -199,7 +198,7 @@ def rank(
 
 
 def _enter(files: dict[str, KernelFile | str], ranking: Ranking) -> None:
-    """Have an entry for each file, new where its content is; others leave."""
+    """Create entries for new and changed files; remove those of missing files."""
     kept = ranking.entries
     kept.setdefault(OURS, Entry(OURS, "", checked=True))
     entries = {OURS: kept[OURS]}
@@ -216,7 +215,7 @@ def _enter(files: dict[str, KernelFile | str], ranking: Ranking) -> None:
 
 
 def again(ranking: Ranking) -> None:
-    """Have all be timed anew; what they have is what was before."""
+    """Discard all times; keep each sum as the earlier one."""
     before = {name: ranking.multiple(each) for name, each in ranking.entries.items()}
     for name, each in ranking.entries.items():
         each.before = before[name]
@@ -224,17 +223,17 @@ def again(ranking: Ranking) -> None:
 
 
 def _checked(
-    files: dict[str, KernelFile], asked: Callable[[KernelFile], Verdict], jobs: int
+    files: dict[str, KernelFile], checked: Callable[[KernelFile], Verdict], jobs: int
 ) -> Iterator[tuple[str, Verdict]]:
-    """Verdicts on files, by name, as they come.
+    """Yield verdicts on files, by name, as they complete.
 
-    After a file that takes the GPU's memory those that were not right may have failed for want of
-    it, and are checked again, one at a time; so are those that wait while a process that checks
-    ends, and a file with which it ends once more is wrong.
+    If a file uses up the GPU's memory, files that failed may have lacked memory, and are checked
+    again, one at a time. If a checking process ends, its waiting files are checked again, too; a
+    file that ends it a second time is wrong.
     """
     doubted: dict[str, Verdict | None] = {}
-    with shares.pool(jobs) as pool:
-        waiting = {name: pool.submit(asked, file) for name, file in files.items()}
+    with ranking_workers.pool(jobs) as pool:
+        waiting = {name: pool.submit(checked, file) for name, file in files.items()}
         for name, future in waiting.items():
             try:
                 verdict = future.result()
@@ -247,13 +246,13 @@ def _checked(
     took_memory = any(each is not None and each.says(OF_GPU_MEMORY) for each in doubted.values())
     for name, found in doubted.items():
         if found is None or (took_memory and not found.says(OF_GPU_MEMORY)):
-            yield name, _checked_alone(files[name], asked)
+            yield name, _checked_alone(files[name], checked)
 
 
-def _checked_alone(file: KernelFile, asked: Callable[[KernelFile], Verdict]) -> Verdict:
-    with shares.pool(1) as pool:
+def _checked_alone(file: KernelFile, checked: Callable[[KernelFile], Verdict]) -> Verdict:
+    with ranking_workers.pool(1) as pool:
         try:
-            return pool.submit(asked, file).result()
+            return pool.submit(checked, file).result()
         except BrokenProcessPool:
             return Verdict(str(file.path), broken="ends the process that checks it")
 
@@ -264,7 +263,7 @@ def verdict_on(
     layers: Sequence[ConvProblem],
     precision: str,
 ) -> Verdict:
-    """As `check.check`, and, for a file that does not run at all, why."""
+    """As `check.check`, and for a file that does not run at all, the reason."""
     try:
         own = list(dict.fromkeys(layers))
         return checking.check(file, problems, layers=own, precision=precision)
@@ -295,7 +294,7 @@ def _time(
     keep: Callable[[], object],
     progress: Callable[[str, int, int], object],
 ) -> None:
-    """Rounds until each entry has its number."""
+    """Time rounds until each entry has its number."""
     entries = ranking.entries
     begin = datetime.now().isoformat(" ", "minutes")
     while True:
@@ -303,13 +302,13 @@ def _time(
         has = {entries[name].rounds for name in behind if entries[name].rounds < rounds}
         if not has:
             return
-        # Those that have as many take part together, until they have as many as the next ones.
+        # Entries with the fewest rounds run together until they have as many as the next ones.
         least = min(has)
         until = min([rounds, *(has - {least})])
         who: dict[KernelFile | str, Entry] = {
             kernels[name]: entries[name] for name in behind if entries[name].rounds == least
         }
-        turns = shares.Turns(list(who), layers, until - least, ranking.precision)
+        turns = ranking_workers.Turns(list(who), layers, until - least, ranking.precision)
         who[device_of(list(who))] = entries[OURS]
         for timings in turns.rounds(progress):
             _take_over(timings, who, begin)
@@ -317,7 +316,7 @@ def _time(
 
 
 def _take_over(timings: Timings, who: dict[KernelFile | str, Entry], begin: str) -> None:
-    """Move what a round of a run that began then has measured to the entries."""
+    """Add the results of a round to the entries; the run started at `begin`."""
     measured: dict[int, Entry] = {}
     ours = {timing.layer: timing.seconds for timing in timings.values() if timing.name == OURS}
     for (contender, layer), timing in timings.items():
@@ -332,4 +331,4 @@ def _take_over(timings: Timings, who: dict[KernelFile | str, Entry], begin: str)
             entry.failure = f"while it was timed on {layer}: {timing.failure}"
     for entry in measured.values():
         entry.rounds += 1
-    shares.clear(timings)
+    ranking_workers.clear(timings)

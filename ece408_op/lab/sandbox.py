@@ -1,7 +1,7 @@
-"""What a process that runs a stranger's code gives up before: files, network, processes.
+"""Sandbox for untrusted kernels: no access to files, network and other processes.
 
-Linux gives these without being root: a seccomp filter allows few system calls (`seccomp`), Landlock
-refuses files (Documentation/userspace-api/landlock.rst), and resource limits bound the rest
+It needs no root privileges: a seccomp filter allows few system calls (`seccomp`), Landlock
+restricts files (Documentation/userspace-api/landlock.rst), and resource limits bound the rest
 (getrlimit(2)).
 """
 
@@ -21,21 +21,21 @@ from pathlib import Path
 from ..files.resources import kernels_dir
 from . import seccomp
 
-# A path, and the accesses that are left to it and to what is below it.
+# A path, and the accesses allowed to it and everything below.
 Rule = tuple[Path, int]
 
 _libc = ctypes.CDLL(None, use_errno=True)
 _PR_SET_PDEATHSIG, _PR_SET_DUMPABLE, _PR_SET_NO_NEW_PRIVS = 1, 4, 38
 
-# Landlock's calls, and what it calls accesses.
+# Landlock's system calls and access flags.
 _CREATE_RULESET, _ADD_RULE, _RESTRICT_SELF = 444, 445, 446
 _EXECUTE, _WRITE_FILE, _READ_FILE, _READ_DIR, _TRUNCATE, _IOCTL = 1, 2, 4, 8, 1 << 14, 1 << 15
 READ = _READ_FILE | _READ_DIR
 READ_AND_RUN = READ | _EXECUTE
 _DEVICE = READ | _WRITE_FILE | _TRUNCATE | _IOCTL
 _OF_FILES = _EXECUTE | _WRITE_FILE | _READ_FILE | _TRUNCATE | _IOCTL
-# All of the first version's; others came with later ones. Since the sixth it also keeps signals,
-# and sockets by abstract names, within the process.
+# All accesses of the first version; later ones added more. Version 6 also restricts signals and
+# abstract socket names to the process.
 _FIRST = (1 << 13) - 1
 _BY_VERSION = ((2, 1 << 13), (3, _TRUNCATE), (5, _IOCTL))
 _SCOPED = 3
@@ -43,7 +43,7 @@ _SCOPED = 3
 EVERYTHING = _FIRST | sum(bit for _, bit in _BY_VERSION)
 
 _PACKAGE = Path(__file__).parents[1]
-# What libraries read of the system, none of it a person's own.
+# System files that libraries read; none contains personal data.
 SYSTEM = ("/usr", "/lib", "/lib64", "/etc/ld.so.cache", "/etc/localtime")
 _KERNEL_SYSTEM = (
     *("/proc/self", "/proc/cpuinfo", "/proc/meminfo", "/proc/stat"),
@@ -51,16 +51,16 @@ _KERNEL_SYSTEM = (
 )
 _GPU_SYSTEM = ("/proc", "/sys", "/etc/nvidia", "/run", "/opt")
 _DEVICES = ("/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom")
-# Linux's numbers of what root may do beside: only to read what is another user's.
+# Linux capability constants; CAP_DAC_READ_SEARCH allows reading other users' files.
 _CAPABILITIES_3, _READ_SEARCH = 0x20080522, 1 << 2
 
 
 @dataclass(frozen=True)
 class Limits:
-    """Bounds of one process: bytes of its address space and number of open files (0: none), seconds
-    of computing on all cores together, and bytes of a file that it writes. Files that have no name
-    any more take memory or disk as long as they are open. (Linux's limit on threads counts all
-    that the user has; `Session` counts this process's.)"""
+    """Limits of one process: bytes of address space and number of open files (0: unlimited), CPU
+    seconds of all cores together, and bytes of a file that it writes. Deleted files occupy memory
+    or disk as long as they are open. (Linux's limit on threads counts all of the user's; `Session`
+    counts this process's.)"""
 
     memory: int
     seconds: int = 600
@@ -69,20 +69,19 @@ class Limits:
 
 
 def end_with_parent() -> None:
-    """Have the thread that started this process take it with it when it ends, also where this
-    process is stopped."""
+    """End this process when the thread that started it ends, even if this process is stopped."""
     _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
 
 
 def isolate(
     scratch: Path, limits: Limits, kernel: Path, gpu: bool = False, observed: bool = False
 ) -> list[str]:
-    """Give up, for good: files but for `scratch`, the kernel's own file and what libraries read;
-    other processes, the network, and what is beyond the limits. Returns what this machine has no
-    means for, a line each.
+    """Irrevocably give up all files but `scratch`, the kernel's own file and what libraries read,
+    other processes, the network, and resources beyond the limits. Return one line for each
+    protection that this machine lacks.
 
-    With `gpu`, its devices are left, and sockets between processes of this machine, which CUDA's
-    driver uses; if the process is `observed`, those to the tool that observes it, too.
+    With `gpu`, its devices stay accessible, and local sockets, which CUDA's driver uses; if
+    `observed`, also sockets to the observing tool.
     """
     python = [Path(each) for each in (sys.prefix, sys.base_prefix)]
     python += [Path(each) for each in sys.path if each.endswith("-packages")]
@@ -100,9 +99,8 @@ def confine(
     programs: bool = False,
     scoped: bool = True,
 ) -> list[str]:
-    """Give up all files but for the rules' and plain devices, and the rest as `isolate`; with
-    `programs` this process can start some, and unless it is `scoped` reach sockets by abstract
-    names."""
+    """Restrict files to the rules and plain devices, and the rest as `isolate`; with `programs`
+    this process can start programs, and unless `scoped` it can reach abstract socket names."""
     _libc.prctl(_PR_SET_DUMPABLE, 0, 0, 0, 0)
     _libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
     _limit(limits)
@@ -116,8 +114,8 @@ def confine(
 
 
 def readable(paths: Iterable[Path], accesses: int = READ) -> list[Rule]:
-    """Rules that leave these to be read, but for this package's own kernels, which are not a
-    file's to call."""
+    """Return rules for read access to these paths, except this package's own kernels, which files
+    must not call."""
     hidden = [each.resolve() for each in _PACKAGE.rglob("*.so")]
     return [(path, accesses) for each in paths for path in _without(each.resolve(), hidden)]
 
@@ -140,7 +138,7 @@ def _limit(limits: Limits) -> None:
 
 
 def _drop_capabilities() -> None:
-    """Have root be able to do no more than others, but to read what Landlock leaves."""
+    """Drop root's capabilities except reading files that Landlock allows."""
     header = struct.pack("Ii", _CAPABILITIES_3, 0)
     held = ctypes.create_string_buffer(24)
     if _libc.capget(header, held) == 0:
@@ -149,7 +147,7 @@ def _drop_capabilities() -> None:
 
 
 def _without(path: Path, hidden: list[Path]) -> Iterator[Path]:
-    """The path, or, where something hidden is below it, all that is below it but for that."""
+    """Yield the path or, if something hidden is below it, everything below it except that."""
     if not any(path == each or path in each.parents for each in hidden):
         yield path
     elif path.is_dir():
@@ -159,8 +157,8 @@ def _without(path: Path, hidden: list[Path]) -> Iterator[Path]:
 
 
 def _landlock(rules: list[Rule], scoped: bool) -> bool:
-    """Have files be used as the rules say only, and, if `scoped`, signals and sockets by abstract
-    names stay within this process; whether that worked."""
+    """Restrict files to the rules and, if `scoped`, signals and abstract socket names to this
+    process; return whether that worked."""
     version = _libc.syscall(_CREATE_RULESET, None, ctypes.c_size_t(0), 1)
     if version < 1:
         return False
@@ -179,7 +177,7 @@ def _landlock(rules: list[Rule], scoped: bool) -> bool:
 
 
 def _allow(ruleset: int, path: Path, allowed: int) -> bool:
-    """Add a rule for what is at a path, if anything is; whether that worked."""
+    """Add a rule for an existing path; return whether that worked."""
     try:
         number = os.open(path, os.O_PATH | os.O_CLOEXEC)
     except OSError:

@@ -1,7 +1,7 @@
-"""What NVIDIA's compute-sanitizer finds in a CUDA file, with the lines of its source: accesses
-beyond arrays, races, memory that is read before it is written, barriers that not all reach.
+"""NVIDIA's compute-sanitizer on a CUDA file, with source lines: out-of-bounds accesses, races,
+uninitialised memory, and divergent barriers.
 
-https://docs.nvidia.com/compute-sanitizer describes the tools and what they print.
+https://docs.nvidia.com/compute-sanitizer describes the tools and their output.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from . import observed
 from .session import Ended, Session
 
 TOOLS = ("memcheck", "racecheck", "initcheck", "synccheck")
-# Small, since a tool slows kernels down.
+# Small problems, because a tool slows kernels down.
 PROBLEMS = ("b2,c1,h70,w70,m12,k5", "b2,c12,h33,w33,m24,k5", "b3,c2,h21,w18,m5,k3")
 _FOLDERS = "/usr/local/cuda/bin:/usr/local/cuda/compute-sanitizer"
 _OPTIONS = {"memcheck": ("--report-api-errors", "no")}
@@ -34,8 +34,8 @@ _THREAD = re.compile(r"\b[Bb]y (threads? \(.*)$")
 
 @dataclass
 class Finding:
-    """One kind of mistake at one place: what it is, where in the source, by which thread first,
-    and how often it was reported. A warning is no mistake by itself."""
+    """One kind of error at one location: description, source line, first thread, and number of
+    reports. A warning is not an error by itself."""
 
     text: str
     place: str
@@ -46,7 +46,7 @@ class Finding:
 
 @dataclass(frozen=True)
 class Sanitized:
-    """What one tool found. `failure` says why it found out nothing, or not all."""
+    """Findings of one tool. `failure` says why they are missing or incomplete."""
 
     tool: str
     findings: tuple[Finding, ...]
@@ -58,7 +58,7 @@ class Sanitized:
 
 
 def find() -> str:
-    """The path of compute-sanitizer. Raises `ProfilerMissing` if it is not found."""
+    """Return the path of compute-sanitizer. Raises `ProfilerMissing` if it is not found."""
     name = "compute-sanitizer"
     found = shutil.which(name) or shutil.which(name, path=_FOLDERS)
     if found is None:
@@ -73,19 +73,19 @@ def sanitize(
     problems: Sequence[ConvProblem] = (),
     progress: Callable[[], object] = lambda: None,
 ) -> list[Sanitized]:
-    """What each tool finds while a CUDA file computes these problems, or small ones.
+    """Run each tool while a CUDA file computes these problems, or small ones.
 
-    The tools run side by side, each on a process of its own, isolated as for checking; `progress`
+    The tools run concurrently, each on a process of its own, isolated as for checking; `progress`
     is called after each. Raises `ProfilerMissing`, `KernelCompileFailed` and `NoUsableGpu`.
     """
     program = find()
-    asked = list(problems) or [ConvProblem.parse(text) for text in PROBLEMS]
-    # What is compiled is kept: once is enough.
+    chosen = list(problems) or [ConvProblem.parse(text) for text in PROBLEMS]
+    # Compile once: the result is cached.
     with Session(file):
         pass
 
     def one(tool: str) -> Sanitized:
-        found = _run(tool, program, file, asked)
+        found = _run(tool, program, file, chosen)
         progress()
         return found
 
@@ -94,7 +94,7 @@ def sanitize(
 
 
 def told(session: Session) -> list[dict[str, Any]]:
-    """What the emulator has found in a session since the last call, also where it has ended."""
+    """Return the emulator's findings since the last call, even if the session has ended."""
     try:
         return findings.accepted(session.findings())
     except (Ended, Ece408Error):
@@ -102,8 +102,8 @@ def told(session: Session) -> list[dict[str, Any]]:
 
 
 def of_emulator(taken: dict[bytes, list[dict[str, Any]]]) -> Sanitized:
-    """What the emulator found, as the kernels' process has told it, by the content of the library
-    that they are in."""
+    """Resolve the emulator's findings, reported by the kernels' process, by the content of their
+    library."""
     found: dict[tuple[str, str], Finding] = {}
     for content, told in taken.items():
         for each in findings.located(told, content):
@@ -123,7 +123,7 @@ def _run(tool: str, program: str, file: KernelFile, problems: Sequence[ConvProbl
         failure = observed.compute(file, command, problems)
         text = log.read_text(encoding="utf-8", errors="replace") if log.is_file() else ""
     findings, ended = parse(text)
-    # A tool ends a kernel at its first mistake.
+    # A tool ends a kernel at its first error.
     if findings:
         failure = ""
     elif not ended:
@@ -132,8 +132,8 @@ def _run(tool: str, program: str, file: KernelFile, problems: Sequence[ConvProbl
 
 
 def parse(log: str) -> tuple[tuple[Finding, ...], bool]:
-    """The findings in a tool's log, those of one kind and place as one, and whether the tool came
-    to its end."""
+    """Return the findings in a tool's log, merged by kind and location, and whether the tool
+    completed."""
     found: dict[tuple[str, str], Finding] = {}
     ended = False
     for block in _blocks(log):
@@ -155,7 +155,7 @@ def parse(log: str) -> tuple[tuple[Finding, ...], bool]:
 
 
 def _blocks(log: str) -> list[list[str]]:
-    """The reports in a log, each with the lines that are set in below its first one."""
+    """Return the reports in a log, each with its indented lines."""
     blocks: list[list[str]] = []
     for line in log.splitlines():
         content = line.lstrip("=")
@@ -168,7 +168,7 @@ def _blocks(log: str) -> list[list[str]]:
 
 
 def _title(block: Sequence[str]) -> str:
-    """What a report is about: its first line, and for an access what is beside its address, for a
+    """Return a report's title: its first line, and for an access the text beside its address, for a
     race the other access."""
     race = re.match(r"(Error|Warning|Info): Race reported between (\w+) access", block[0])
     if race:

@@ -1,7 +1,7 @@
-"""The system calls that a process which runs a stranger's code may make; all others are refused.
+"""Seccomp filter of processes that run untrusted code: system calls that are not listed fail.
 
-A filter is a program of the old BPF, which sees a call's number and arguments (Documentation/
-userspace-api/seccomp_filter.rst). Numbers are those of x86-64.
+A filter is a classic BPF program that sees a call's number and arguments
+(Documentation/userspace-api/seccomp_filter.rst). Numbers are those of x86-64.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ _ALLOW, _REFUSE, _KILL = 0x7FFF0000, 0x00050000, 0x80000000
 _NUMBER, _ARCHITECTURE, _ARGUMENTS = 0, 4, 16
 _SECCOMP, _SET_MODE_FILTER, _ALL_THREADS = 317, 1, 1
 _X86_64, _X32_CALLS = 0xC000003E, 0x40000000
-# Calls from here on came with Linux 5.1. Who makes one has another way where it is not there; so
-# does glibc for clone3, whose flags a filter cannot see.
+# Calls from here on came with Linux 5.1; callers have a fallback. glibc has one for clone3, too,
+# whose flags a filter cannot see.
 _FIRST_NEW = 424
 
-# Whatever their arguments are. What they do to files Landlock decides.
+# Allowed with any arguments. Landlock restricts their effect on files.
 _MEMORY = {
     **{"mmap": 9, "mprotect": 10, "munmap": 11, "brk": 12, "mremap": 25, "msync": 26},
     **{"mincore": 27, "mlock": 149, "munlock": 150, "membarrier": 324, "mlock2": 325},
@@ -66,7 +66,7 @@ _ASKING = {
     **{"clock_getres": 229, "getcpu": 309, "sched_getattr": 315, "getrandom": 318},
 }
 _ALWAYS = {**_MEMORY, **_FILES, **_WAITING, **_ITSELF, **_ASKING}
-# Between processes of this machine, once there is a socket.
+# For local sockets.
 _SOCKETS = {
     **{"connect": 42, "accept": 43, "sendto": 44, "recvfrom": 45, "sendmsg": 46, "recvmsg": 47},
     **{"shutdown": 48, "bind": 49, "listen": 50, "getsockname": 51, "getpeername": 52},
@@ -77,23 +77,23 @@ _PROGRAMS = {"fork": 57, "vfork": 58, "execve": 59}
 
 @dataclass(frozen=True)
 class _Word:
-    """A condition: of the 32-bit word of this number among the arguments, two for each, the bits of
-    `mask` are one of these values."""
+    """A condition on the 32-bit word of this number (two per argument): its bits in `mask` equal
+    one of these values."""
 
     number: int
     values: tuple[int, ...]
     mask: int = 0xFFFFFFFF
 
 
-# A call is allowed if all words of one of these are as they say.
+# A call is allowed if all conditions of one of the alternatives hold.
 _Ways = Sequence[Sequence[_Word]]
 
 _AF_UNIX = 1
-# Flags of glibc's threads, and of musl's; and those that no new process may have: namespaces of its
-# own, another parent, who traces it.
+# Flags of glibc's threads and musl's; other flags could create namespaces, another parent, or a
+# traced process.
 _THREADS = (0x3D0F00, 0x7D0F00)
 _NO_PROCESS_HAS = 0x7E02A000
-# All kinds of advice but those that change what other processes see, or break a page.
+# All advice except that which changes what other processes see, or poisons a page.
 _ADVICE = (*range(5), 8, *range(10, 18), *range(20, 24), 25)
 # F_DUPFD, F_GETFD, F_SETFD, F_GETFL, F_SETFL, F_DUPFD_CLOEXEC, F_GETPIPE_SZ.
 _FCNTL = (0, 1, 2, 3, 4, 1030, 1032)
@@ -104,15 +104,15 @@ _GPU_FCNTL = (5, 6, 7, 36, 37, 38)
 _PRCTL = (2, 3, 15, 16, 21, 23, 30, 39, 0x53564D41)
 # TCGETS, TIOCGWINSZ, FIONREAD, FIONBIO, FIONCLEX, FIOCLEX, TCGETS2.
 _IOCTL = (0x5401, 0x5413, 0x541B, 0x5421, 0x5450, 0x5451, 0x802C542A)
-# NVIDIA's drivers number their own by the letter F, and by none.
+# NVIDIA's drivers use ioctl type "F", or 0.
 _GPU_IOCTL = _Word(2, (0x4600, 0x0000), 0xFF00)
 
 
 def install(sockets: bool = False, programs: bool = False) -> bool:
-    """Refuse all other calls to this process, for good; whether that worked.
+    """Refuse all other calls to this process, irrevocably; return whether that worked.
 
-    With `sockets`, those between processes of this machine are left, and what NVIDIA's drivers are
-    asked by; with `programs` it can start some.
+    With `sockets`, local sockets and the ioctls of NVIDIA's drivers are allowed; with `programs` it
+    can start programs.
     """
     if platform.machine() != "x86_64":
         return False
@@ -128,7 +128,7 @@ def install(sockets: bool = False, programs: bool = False) -> bool:
 
 
 def _conditional(sockets: bool, programs: bool, process: int) -> dict[int, _Ways]:
-    """Calls that are allowed with some arguments, by number."""
+    """Return the calls that are allowed with some arguments, by number."""
     own = _Word(0, (0, process))
     ways: dict[int, _Ways] = {
         28: [[_Word(4, _ADVICE)]],  # madvise
@@ -141,9 +141,9 @@ def _conditional(sockets: bool, programs: bool, process: int) -> dict[int, _Ways
         62: [[_Word(0, (process,))]],  # kill
         234: [[_Word(0, (process,))]],  # tgkill
         203: [[own]],  # sched_setaffinity
-        # Limits may be asked for, and not be set: the address of new ones is 0.
+        # Reading limits is allowed, not setting them: the address of new ones must be 0.
         302: [[own, _Word(4, (0,)), _Word(5, (0,))]],  # prlimit64
-        # Room may be made, but no hole.
+        # Allocation is allowed, but no punching of holes.
         285: [[_Word(2, (0,))]],  # fallocate
     }
     if programs:
@@ -177,7 +177,8 @@ def _program(sockets: bool, programs: bool, process: int) -> Iterator[bytes]:
 
 
 def _way(words: Sequence[_Word]) -> list[bytes]:
-    """Allow the call if all words are as they should be, else go on behind these instructions."""
+    """Return instructions that allow the call if all conditions hold, and else continue after
+    them."""
     code = [_instruction(_RETURN, _ALLOW)]
     for word in reversed(words):
         values = word.values

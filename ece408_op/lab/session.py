@@ -1,4 +1,4 @@
-"""A kernel in a process of its own, asked for one convolution after the other."""
+"""Session: a kernel in an isolated process that computes convolutions on request."""
 
 from __future__ import annotations
 
@@ -24,33 +24,33 @@ import numpy as np
 from .. import errors, settings
 from ..backends import kernel_file
 from ..backends.cuda.runtime import device
-from ..backends.emulator.backend import Emulated
+from ..backends.emulator.emulator_backend import Emulated
 from ..backends.kernel_file import KernelFile
 from ..errors import Ece408Error, printable
 from ..host import footprint, this_python
 from ..problem import ConvProblem
-from . import compiling
-from .arrays import HostArrays
-from .gpu_arrays import Block
+from . import compile_sandbox
+from .guarded_arrays import HostArrays
+from .guarded_gpu_arrays import Block
 
-# Seconds for a call, and for compiling.
+# Time limits for a call, and for compiling.
 CALL_SECONDS = 30.0
 COMPILE_SECONDS = 300.0
-# Of the memory that the machine has to spare.
-_SHARE_OF_MEMORY = 0.5
+# Fraction of the machine's available memory.
+_FRACTION_OF_MEMORY = 0.5
 _MOST_SCRATCH = 256 << 20
 _MOST_FILES = 1000
 _SCRATCH = "ece408-lab-"
 _MOST_THREADS = 512
-# What is said of a file that has others fail, too.
+# Text for a file that also makes other files fail.
 OF_GPU_MEMORY = "of the GPU's free memory"
 _POLL_SECONDS = 0.02
-# A process that sleeps takes 0.1 to 0.3 ms to wake.
+# Waking a sleeping process takes 0.1 to 0.3 ms.
 _AWAKE_SECONDS = 0.1
 _LAST_WORDS = 200
 _LONGEST_ERROR = 2000
 _IDLE_CALLS = 101
-# Of the environment: how to find compilers and libraries, what language to speak, and settings.
+# Environment variables to pass on: paths of compilers and libraries, language, and settings.
 _VARIABLES = ("PATH", "CXX", "LD_LIBRARY_PATH", "PYTHONPATH", "PYTHONHOME", "LANG", "LC_ALL", "TZ")
 _PREFIXES = ("ECE408_", "CUDA_", "NVCC_", "NVIDIA_", "OMP_", "GOMP_")
 _CHOOSING = ("ECE408_KERNEL", "ECE408_BACKEND")
@@ -67,8 +67,8 @@ _SIGNALS = {
 
 
 class Ended(Exception):
-    """The process is no more: what ended it, in words. `by_memory` says that the kernel touched
-    memory beyond its arrays, `by_time` that it took too long."""
+    """The process has ended, for the reason in the text. `by_memory`: the kernel accessed memory
+    beyond its arrays; `by_time`: it took too long."""
 
     def __init__(self, text: str, by_memory: bool = False, by_time: bool = False) -> None:
         super().__init__(text)
@@ -76,17 +76,16 @@ class Ended(Exception):
 
 
 class Session:
-    """A process for one kernel file; or, in its place, for a CUDA kernel of this package by name,
-    or for what it chooses itself on "cpu" or "cuda". Use it in `with`.
+    """A process for one kernel file, for a CUDA kernel of this package by name, or for the
+    package's own choice on "cpu" or "cuda". Use it in `with`.
 
-    The process runs only while it is asked for something; between requests it is stopped (SIGSTOP),
-    so that it computes nothing before a call begins or after it has ended. A call may take
-    `call_seconds`, the process `memory` bytes, half of what the machine has to spare unless told.
-    `tool` is the command of a program that starts the process and watches it; arrays are then on
-    the host, and the process is not stopped. With `emulated` a CUDA file runs on that, without a
-    GPU, and `findings` tells what is wrong with its accesses to memory. `lacking` says what cannot
-    be kept from the kernel on this machine. Entering raises `KernelCompileFailed` and other errors
-    of this package, such as `NoUsableGpu`, and `Ended`.
+    The process runs only during requests; between them it is stopped (SIGSTOP), so it cannot
+    compute before a call begins or after it has ended. A call may take `call_seconds`, the process
+    `memory` bytes (default: half of the available memory). `tool` is the command of a program that
+    starts and observes the process; arrays are then on the host, and the process is not stopped.
+    With `emulated` a CUDA file runs in the emulator, and `findings` returns its memory errors.
+    `lacking` lists protections that this machine lacks. Entering raises `KernelCompileFailed` and
+    other errors of this package, such as `NoUsableGpu`, and `Ended`.
     """
 
     def __init__(
@@ -101,17 +100,17 @@ class Session:
         self._emulated = emulated
         self._mode = "emulated" if emulated else "observed" if tool else ""
         self._call_seconds = call_seconds
-        self._memory = memory or int(_SHARE_OF_MEMORY * footprint.available_bytes())
+        self._memory = memory or int(_FRACTION_OF_MEMORY * footprint.available_bytes())
         self.lacking: list[str] = []
         on_gpu = kernel.device == "cuda" if isinstance(kernel, KernelFile) else kernel != "cpu"
         on_gpu = on_gpu and not emulated
         self.form = kernel.form if isinstance(kernel, KernelFile) else "declared"
-        # CUDA files from 2020 on copy by themselves.
+        # CUDA files since 2020 copy by themselves.
         self.by_method = on_gpu and self.form == "course_2020"
         self._gpu = device.get(settings.devices()[0]) if on_gpu else None
         self._gpu_free = 0
         self.is_ours = isinstance(kernel, str)
-        # How often in a row work was going on after a call.
+        # Number of consecutive calls after which work was still going on.
         self.late = 0
         self.idle = 0.0
 
@@ -149,8 +148,8 @@ class Session:
             raise
         return self
 
-    def finish(self, seconds: float) -> None:
-        """Give the process so long to end by itself, so that a tool can say what it has seen."""
+    def wait_for_tool(self, seconds: float) -> None:
+        """Let the process end by itself within this time, so that a tool can write its results."""
         os.close(self._requests)
         self._requests = os.open(os.devnull, os.O_WRONLY)
         self._wait_for_end(seconds)
@@ -172,78 +171,80 @@ class Session:
     def forward(
         self, problem: ConvProblem, x: np.ndarray, w: np.ndarray, margins: str = "closed"
     ) -> np.ndarray:
-        """y, onto NaN, of float32 arrays in the problem's shapes.
+        """Compute y, initially NaN, from float32 arrays in the problem's shapes.
 
         Raises what the kernel's backend raises, and `Ended`. With "open" margins memory around the
-        arrays may be touched, and inputs be written, and `damage` says where they were.
+        arrays may be accessed and inputs written; `damage` describes such writes.
         """
         return self.timed(problem, x, w, margins)[0].copy()
 
     def timed(
         self, problem: ConvProblem, x: np.ndarray, w: np.ndarray, margins: str = "closed"
     ) -> tuple[np.ndarray, float]:
-        """As `forward`, and the seconds that the call took, by this process's clock. The array is
-        overwritten by the next call."""
+        """As `forward`; also return the seconds of the call by this process's clock. The next call
+        overwrites the array."""
         self.prepare(problem, self._arrays.place(problem, margins=margins), fills=True)
-        # The process rests: no thread of it computes ahead.
+        # The process is stopped: none of its threads computes ahead.
         self._arrays.fill(x, w)
         seconds = self.go()
         self.watch()
         return self._arrays.output(), seconds
 
     def damage(self) -> list[str]:
-        """What the last call changed beside its output."""
+        """Describe the last call's changes, except to its output."""
         found: list[str] = self._arrays.damage()
         return found
 
     def prepare(self, problem: ConvProblem, arrays: dict[str, Any], fills: bool = False) -> None:
-        """Have the process get ready for calls on arrays, as `HostArrays` and `gpu_arrays.Block`
-        tell of them. With `fills` memory that a CUDA file allocates is filled with NaN, which is
-        part of the time of its calls. Raises what `forward` raises."""
+        """Prepare the process for calls on arrays, described by `HostArrays` or `Block`. With
+        `fills`, memory that a CUDA file allocates is filled with NaN, which adds to the time of its
+        calls. Raises what `forward` raises."""
         self._gpu_free = self._free_gpu_bytes()
         request = {"problem": str(problem), "fills": fills, **arrays}
         if self._emulated is not None:
-            # Nothing can be compiled in that process.
+            # That process cannot compile.
             library = self.scratch / ".library"
-            with kernel_file.guarding(compiling.guard(self.scratch)):
+            with kernel_file.guarding(compile_sandbox.guard(self.scratch)):
                 library.write_bytes(self._emulated.content(problem))
             request["library"] = str(library)
             request["emulation"] = dataclasses.astuple(self._emulated.emulation)
-        self._ask(request, "preparing it")
+        self._request(request, "preparing it")
 
     def go(self) -> float:
-        """Have the process compute each set of arrays; the seconds that it takes."""
+        """Compute each set of arrays; return the seconds."""
         return self._seconds({"go": True}, "a call")
 
     def method(self, name: str) -> float:
-        """Have one method of a file from 2020 on be called on the host's arrays and its own,
-        "prolog", "compute" or "epilog"; the seconds that it takes."""
+        """Call one method of a file since 2020 on the host's arrays and its own, "prolog",
+        "compute" or "epilog"; return the seconds."""
         return self._seconds({"method": name}, "a call")
 
     def findings(self) -> list[dict[str, Any]]:
-        """What the emulator has found since the last call, as `emulator.findings.take` has it."""
-        found: list[dict[str, Any]] = self._ask({"findings": True}, "no call").get("findings", [])
+        """Return the emulator's findings since the last call, as `emulator.findings.take` does."""
+        found: list[dict[str, Any]] = self._request({"findings": True}, "no call").get(
+            "findings", []
+        )
         return found
 
     def counts(self) -> dict[str, Any]:
-        """What warps have done since the last call, as `emulator.counts.take` has it."""
-        found: dict[str, Any] = self._ask({"counts": True}, "no call").get("counts", {})
+        """Return the warps' counts since the last call, as `emulator.counts.take` does."""
+        found: dict[str, Any] = self._request({"counts": True}, "no call").get("counts", {})
         return found
 
     @functools.cached_property
     def has_prolog(self) -> bool:
-        """Whether the file copies in methods of their own; the process is asked. Raises what
-        `forward` raises."""
+        """Return whether the file has separate copy methods, by a request to the process. Raises
+        what `forward` raises."""
         if not self.by_method:
             return False
-        return bool(self._ask({"has_prolog": True}, "loading it").get("has_prolog"))
+        return bool(self._request({"has_prolog": True}, "loading it").get("has_prolog"))
 
     def wake(self) -> None:
-        """Have the GPU turn to the process, so that no call begins with that."""
-        self._ask({"wake": True}, "no call")
+        """Make the GPU switch to the process, so that no call pays for that."""
+        self._request({"wake": True}, "no call")
 
     def measure_idle(self) -> None:
-        """Set `idle` to the seconds that asking takes where there is nothing to do."""
+        """Set `idle` to the seconds of a request without work."""
         self.idle = statistics.median(self.go_idle() for _ in range(_IDLE_CALLS))
 
     def go_idle(self) -> float:
@@ -251,15 +252,15 @@ class Session:
         return self._seconds({"idle": True}, "no call")
 
     def _seconds(self, request: dict[str, Any], what: str) -> float:
-        """From the request until the process rests again."""
-        # On the CPU the call may need the core on which this process would stay awake.
+        """Return the seconds from the request until the process is stopped again."""
+        # On the CPU the call may need the core on which this process would busy-wait.
         awake = _AWAKE_SECONDS if self._gpu is not None else 0.0
         begin = time.perf_counter()
-        self._ask(request, what, awake)
+        self._request(request, what, awake)
         return time.perf_counter() - begin
 
-    def _ask(self, request: dict[str, Any], what: str, awake: float = 0.0) -> dict[str, Any]:
-        # What answers before it is asked does not know what it will be asked.
+    def _request(self, request: dict[str, Any], what: str, awake: float = 0.0) -> dict[str, Any]:
+        # An answer before the request cannot know the request.
         if self._buffer or select.select([self._replies], [], [], 0)[0]:
             self._refuse_early()
         self._signal(signal.SIGCONT)
@@ -275,15 +276,15 @@ class Session:
         if "error" not in answer:
             return answer
         kind = getattr(errors, str(answer["error"]), None)
-        # The kernel may have written the line.
+        # The kernel may have forged the line.
         if not (isinstance(kind, type) and issubclass(kind, Ece408Error)):
             kind = Ece408Error
-        # The next call that needs one gets another process.
+        # The next call gets a new process.
         raise kind(printable(str(answer.get("text"))[:_LONGEST_ERROR]).replace(device.RESTART, ""))
 
     def _wait(self, seconds: float, what: str, awake: float) -> dict[str, Any]:
-        """The next line of the process, for which this one does not sleep in the first `awake`
-        seconds; later the process is watched. Raises `Ended`."""
+        """Return the process's next line; busy-wait for `awake` seconds, then monitor the process.
+        Raises `Ended`."""
         begin = time.monotonic()
         end = begin + seconds
         while not select.select([self._replies], [], [], 0)[0]:
@@ -299,7 +300,7 @@ class Session:
                 if len(self._buffer) > _LONGEST_ANSWER:
                     self._kill()
                     raise Ended("writes to what is not its own output")
-                # What is watched costs time, which is not the call's.
+                # Monitoring would add to the call's time.
                 continue
             self.watch()
             if time.monotonic() > end:
@@ -322,7 +323,7 @@ class Session:
         raise Ended("answers before it is asked")
 
     def _excess(self) -> str | None:
-        """What the process takes too much of."""
+        """Return which limit the process exceeds, if any."""
         with contextlib.suppress(OSError, ValueError, IndexError, KeyError):
             family = _family(self._process.pid)
             taken = sum(int(each["VmRSS"].split()[0]) << 10 for each in family)
@@ -335,8 +336,8 @@ class Session:
             return f"makes more than {_MOST_FILES} files"
         if size > _MOST_SCRATCH:
             return f"writes more than {_MOST_SCRATCH >> 20} MiB of files"
-        if self._gpu_free - self._free_gpu_bytes() > _SHARE_OF_MEMORY * self._gpu_free:
-            return f"takes more than {_SHARE_OF_MEMORY:.0%} {OF_GPU_MEMORY}"
+        if self._gpu_free - self._free_gpu_bytes() > _FRACTION_OF_MEMORY * self._gpu_free:
+            return f"takes more than {_FRACTION_OF_MEMORY:.0%} {OF_GPU_MEMORY}"
         return None
 
     def _free_gpu_bytes(self) -> int:
@@ -346,14 +347,14 @@ class Session:
             return self._gpu.free_bytes()
 
     def watch(self) -> None:
-        """Raise `Ended` if the process has taken too much of anything."""
+        """Raise `Ended` if the process exceeds a limit."""
         reason = self._excess()
         if reason:
             self._kill()
             raise Ended(reason)
 
     def _ended(self) -> Ended:
-        """Why the process has closed its replies."""
+        """Return why the process has closed its replies."""
         code = self._wait_for_end(5)
         if code is None:
             self._kill()
@@ -367,7 +368,7 @@ class Session:
         return Ended(f"{text} ({number.name}){words}", by_memory)
 
     def _last_words(self) -> str:
-        """The last line that the process printed, if any."""
+        """Return the last line that the process printed, if any."""
         self._printed.seek(0, os.SEEK_END)
         self._printed.seek(max(0, self._printed.tell() - _LAST_WORDS))
         lines = self._printed.read().decode(errors="replace").split("\n")
@@ -375,28 +376,28 @@ class Session:
         return f"; it printed: {printable(words[-1])}" if words else ""
 
     def _rest(self) -> None:
-        """Stop the process, and wait until all of its threads have; a tool's must go on."""
+        """Stop the process, and wait until all of its threads have stopped; not under a tool."""
         if self._tool or self._process.returncode is not None:
             return
         self._signal(signal.SIGSTOP)
         changed = os.waitid(os.P_PID, self._process.pid, os.WSTOPPED | os.WEXITED | os.WNOWAIT)
         if changed is not None and changed.si_code == os.CLD_STOPPED:
-            # So that the next one is waited for.
+            # The next stop must be waited for, too.
             os.waitid(os.P_PID, self._process.pid, os.WSTOPPED)
 
     def _signal(self, number: signal.Signals) -> None:
-        # Once it has been waited for, its number may be another process's.
+        # After a wait its number may belong to another process.
         if self._process.returncode is None:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(self._process.pid, number)
 
     def _wait_for_end(self, seconds: float) -> int | None:
-        """The exit code of the process, which ends by itself in so many seconds, or `None`; what it
-        has started ends with it."""
+        """Return the exit code of the process, which is to end within this time, or `None`; its
+        children end with it."""
         if self._process.returncode is not None:
             return self._process.returncode
         end = time.monotonic() + seconds
-        # As long as nobody has waited for it, its number is its group's.
+        # Until it is waited for, its number is that of its group.
         options = os.WEXITED | os.WNOWAIT | os.WNOHANG
         while os.waitid(os.P_PID, self._process.pid, options) is None:
             if time.monotonic() > end:
@@ -411,7 +412,7 @@ class Session:
 
 
 def _family(pid: int) -> list[dict[str, str]]:
-    """What /proc says of a process and of all that it has started, such as a compiler."""
+    """Return /proc's data on a process and all its descendants, such as a compiler."""
     found = []
     with contextlib.suppress(OSError):
         status = Path(f"/proc/{pid}/status").read_text()
@@ -423,8 +424,8 @@ def _family(pid: int) -> list[dict[str, str]]:
 
 
 def _new_scratch() -> tuple[Path, int]:
-    """A folder, and a descriptor that keeps others from sweeping it as long as it is open. What
-    processes have left that were killed is swept before."""
+    """Create a folder, and a descriptor that locks it against sweeping. Sweep the folders of killed
+    processes first."""
     for left in Path(tempfile.gettempdir()).glob(f"{_SCRATCH}*"):
         with contextlib.suppress(OSError):
             _sweep(left)
@@ -454,16 +455,16 @@ def _remove(folder: Path) -> None:
     try:
         shutil.rmtree(folder, ignore_errors=True)
     except RecursionError:
-        # Folders within folders, more than Python can go down into.
+        # Deeply nested folders exceed Python's recursion.
         subprocess.run(["rm", "-rf", str(folder)], capture_output=True)
 
 
 def _content(folder: Path) -> tuple[int, int]:
-    """Number and bytes of what is in a folder, as far as it is counted."""
+    """Return the number and bytes of a folder's entries, up to the limits."""
     number, size = 0, 0
     folders = [str(folder)]
     while folders and number <= _MOST_FILES:
-        # What goes while it is looked at takes nothing.
+        # Entries that vanish meanwhile count as 0.
         with contextlib.suppress(OSError), os.scandir(folders.pop()) as entries:
             for each in entries:
                 number += 1
@@ -476,7 +477,8 @@ def _content(folder: Path) -> tuple[int, int]:
 
 
 def _environment(scratch: Path) -> dict[str, str]:
-    """What a process needs of this one's environment, in which there may be secrets, with its
+    """Return the environment of a process: only needed variables of this one, which may contain
+    secrets, and its settings, except those that choose a kernel.
     settings, but for those that choose a kernel."""
     environment = {
         name: value
@@ -485,7 +487,7 @@ def _environment(scratch: Path) -> dict[str, str]:
     }
     return {
         **environment,
-        # Threads that are there before the sandbox are not all within it.
+        # Threads created before the sandbox would be outside it.
         "OPENBLAS_NUM_THREADS": "1",
         "HOME": str(scratch),
         "TMPDIR": str(scratch),

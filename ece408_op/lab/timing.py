@@ -1,8 +1,8 @@
-"""How long kernels take, in files and this package's own.
+"""Timing of kernels, in files and this package's own.
 
-All contenders take turns, in a random order, each in a process of its own; time is taken by this
-process, from the request to the answer, less what asking takes by itself. Every timed call has
-numbers that did not exist before, and an output full of NaN that is looked at afterwards.
+All contenders take turns in random order, each in its own process. This process measures the time
+from request to answer and subtracts that of an empty request. Every timed call has fresh random
+numbers, and an output filled with NaN that is checked afterwards.
 """
 
 from __future__ import annotations
@@ -38,14 +38,14 @@ OURS = "ece408_op"
 CALL_SECONDS = 300.0
 # Images of each output that are compared on the CPU.
 _SAMPLED = 2
-# A median whose middle half is wider than this is not steady.
+# A median with a wider interquartile range, relative to it, is not steady.
 STEADY = 0.02
-# No kernel takes less than this share of the floor, with arrays in caches and a fast algorithm. Of
-# who takes this share of our time it is looked at.
+# No kernel is faster than this fraction of the floor, even with arrays in caches and a fast
+# algorithm. It is checked for contenders below this fraction of our time.
 _BELIEVED, _SUSPICIOUS = 1 / 8, 1 / 4
-# A call that takes less than this share of asking for it cannot be told from no call.
+# A call shorter than this fraction of a request cannot be distinguished from no call.
 _TOLD_APART = 0.1
-# What a process takes at rest: on the GPU, CUDA's context.
+# Memory of an idle process; on the GPU, of CUDA's context.
 _SESSION_BYTES, _SESSION_GPU_BYTES = 512 << 20, 1 << 30
 
 
@@ -53,8 +53,8 @@ _SESSION_BYTES, _SESSION_GPU_BYTES = 512 << 20, 1 << 30
 class Timing:
     """One contender on one layer: seconds of each call, and why there are no more.
 
-    `around` are the seconds that a file from 2020 on takes for its prolog and its epilog. `note`
-    says what else a reader should know.
+    `around` are the seconds of the prolog and epilog of a file since 2020. `note` is for the reader
+    of a table.
     """
 
     name: str
@@ -71,13 +71,14 @@ class Timing:
 
     @property
     def spread(self) -> float:
-        """The width of the middle half of the calls, as a share of the median."""
+        """The interquartile range of the calls, relative to the median."""
         low, high = np.quantile(self.seconds, [0.25, 0.75])
         return float((high - low) / self.median)
 
 
 def floor_seconds(device_kind: str, problem: ConvProblem) -> float:
-    """What this machine's memory and arithmetic allow a kernel that does all products at best."""
+    """Return this machine's minimum time for a kernel that does all products, by memory and
+    arithmetic."""
     if device_kind == "cpu":
         return _cpu_ceilings().floor_ms(problem) / 1e3
     found = _gpu_ceilings()
@@ -96,13 +97,12 @@ def _gpu_ceilings() -> gpu_ceilings.GpuCeilings:
 
 
 class Race:
-    """Files, or names of our own kernels, for one device, and our own choice beside them, timed on
-    named problems, round by round; use it in `with`.
+    """Timing of files, or of our own kernels by name, for one device, together with our own choice,
+    on named problems, in rounds; use it in `with`.
 
-    `timings` grow by a turn of each contender on each problem in every round. A contender that
-    fails, to compile even, or is less exact than `precision` asks, is left out from there on.
-    Entering raises `NoUsableGpu`, and what our
-    own kernels raise.
+    Every round adds a turn of each contender on each problem to `timings`. A contender that fails,
+    even to compile, or is less exact than `precision`, is removed. Entering raises `NoUsableGpu`,
+    and what our own kernels raise.
     """
 
     def __init__(
@@ -135,8 +135,8 @@ class Race:
             turns.measure_empty({getattr(c, "form", "declared") for c in self._contenders})
         self._keeps = len(self._contenders) <= _most_sessions(self._kind)
         if self._keeps:
-            # Starting one is mostly waiting: for a compiler, and for CUDA. Processes end with the
-            # threads that have started them, so these stay.
+            # Starting a session is mostly waiting, for a compiler and for CUDA. A process ends with
+            # the thread that started it, so these threads stay.
             pool = self._stack.enter_context(ThreadPoolExecutor(max(1, settings.threads() // 2)))
             try:
                 list(pool.map(self._start, self._contenders))
@@ -149,8 +149,8 @@ class Race:
         self._stack.close()
 
     def round(self, counts: bool = True, progress: Callable[[], object] = lambda: None) -> None:
-        """A turn of all, in a random order; `progress` is called after each. The first round warms
-        up, and does not count."""
+        """Run a turn of every contender in random order; call `progress` after each. The first
+        round warms up and does not count."""
         rng = random.SystemRandom()
         for each in rng.sample(self._contenders, len(self._contenders)):
             own = [timing for (who, _), timing in self.timings.items() if who == each]
@@ -164,7 +164,7 @@ class Race:
             self._doubt(timing, self.timings[self._kind, layer])
 
     def _doubt(self, timing: Timing, ours: Timing) -> None:
-        """Have a contender fail that was faster than this machine can be."""
+        """Fail a contender that was faster than this machine can be."""
         if not timing.seconds or not ours.seconds:
             return
         least = min(timing.seconds)
@@ -178,7 +178,7 @@ class Race:
                 timing.seconds = []
 
     def _take(self, each: KernelFile | str, timing: Timing, counts: bool) -> None:
-        """Have a contender take its turn on a problem."""
+        """Run a contender's turn on a problem."""
         try:
             try:
                 taken = self._turn_of(each, timing.problem)
@@ -187,7 +187,7 @@ class Race:
                 taken = self._turn_of(each, timing.problem)
         except (Ended, Ece408Error) as error:
             timing.failure = str(error)
-            # What is left of it must not disturb others.
+            # Its remaining work must not disturb others.
             self._leave(each)
             return
         if taken is None:
@@ -198,7 +198,7 @@ class Race:
             timing.around += taken.around
 
     def _turn_of(self, each: KernelFile | str, problem: ConvProblem) -> Turn | None:
-        """A contender's turn, or `None` if its process does not start."""
+        """Return a contender's turn, or `None` if its process does not start."""
         session = self._sessions.get(each) or self._start(each)
         if session is None:
             return None
@@ -210,7 +210,7 @@ class Race:
         return taken
 
     def _start(self, each: KernelFile | str) -> Session | None:
-        """A contender's session; if it does not start, its timings say why."""
+        """Return a contender's session; if it does not start, its timings record the reason."""
         session = Session(each, CALL_SECONDS)
         try:
             session.__enter__()
@@ -226,13 +226,13 @@ class Race:
         return session
 
     def _leave(self, each: KernelFile | str) -> None:
-        # Leaving once more at the end does no harm.
+        # Leaving again at the end is harmless.
         if each in self._sessions:
             self._sessions.pop(each).__exit__()
 
 
 def _most_sessions(kind: str) -> int:
-    """How many processes there is memory for at a time."""
+    """Return the number of processes that fit into memory."""
     if kind == "cpu":
         return footprint.available_bytes() // _SESSION_BYTES
     gpu = device.get(settings.devices()[0])
@@ -247,8 +247,8 @@ def measure(
     progress: Callable[[], object] = lambda: None,
     precision: str = "float32",
 ) -> list[Timing]:
-    """The timings of a `Race` of so many rounds, after one to warm up. `progress` is called after
-    each turn."""
+    """Return the timings of a `Race` of `rounds` rounds, after one to warm up. `progress` is called
+    after each turn."""
     with Race(contenders, layers, precision) as race:
         for number in range(rounds + 1):
             race.round(number > 0, progress)
@@ -256,7 +256,7 @@ def measure(
 
 
 def device_of(contenders: Sequence[KernelFile | str]) -> str:
-    """The one device that all are for. Raises `InvalidSetting` if there are two."""
+    """Return the one device of all contenders. Raises `InvalidSetting` if there are two."""
     kinds = {each.device if isinstance(each, KernelFile) else "cuda" for each in contenders}
     if len(kinds) > 1:
         raise InvalidSetting("kernels for the CPU and for CUDA do not race; name those of one kind")
@@ -264,7 +264,7 @@ def device_of(contenders: Sequence[KernelFile | str]) -> str:
 
 
 def names(contenders: Sequence[KernelFile | str]) -> dict[KernelFile | str, str]:
-    """What contenders are called in tables: files of the same name by their paths from here."""
+    """Return contenders' names in tables; files of the same name get relative paths."""
     own = [each.name for each in contenders if isinstance(each, KernelFile)]
     found: dict[KernelFile | str, str] = {}
     for each in contenders:
@@ -277,7 +277,7 @@ def names(contenders: Sequence[KernelFile | str]) -> dict[KernelFile | str, str]
 
 
 def _cpu_turn(session: Session, problem: ConvProblem, largest_error: float) -> Turn:
-    """One call on the CPU."""
+    """Run one call on the CPU."""
     rng = np.random.default_rng()
     x, w = (
         rng.random(shape, np.float32) - np.float32(0.5)
@@ -305,15 +305,15 @@ def _sum_is_wrong(
     y: np.ndarray,
     signs: np.ndarray,
 ) -> bool:
-    """Whether the sum of all outputs, each with a random sign, is not what the sum of their images
-    gives: one image's work shows a wrong one among any number (after Freivalds, "Probabilistic
-    machines can use less running time", 1977). Errors of the outputs add up as random ones do."""
+    """Check the sum of all outputs with random signs against the output for the sum of the images:
+    one image's work detects a wrong one among any number (after Freivalds, "Probabilistic machines
+    can use less running time", 1977). Errors of the outputs add up as random ones do."""
     one = dataclasses.replace(problem, batch=1)
     weights = signs.astype(np.float32)
     summed_x, summed_y = (
         (weights @ each.reshape(len(each), -1)).reshape(1, *each.shape[1:]) for each in (x, y)
     )
-    # Of a typical image: the sum's own is smaller where numbers have signs.
+    # Of a typical image: that of the sum is smaller, because of the signs.
     magnitudes = oracle.forward(one, abs(x[:1]), abs(w)).mean(axis=(2, 3), keepdims=True)
     error = np.abs(summed_y - oracle.forward(one, summed_x, w))
     return bool((~(error <= largest_error * math.sqrt(len(x)) * magnitudes)).any())

@@ -1,13 +1,13 @@
-"""The process that runs a kernel: compiles its file, gives up what a kernel has no need of, and
-then does what it is asked to, a line of JSON for each call.
+"""Worker process of a session: compiles a kernel's file, enters the sandbox, and then executes
+requests, one line of JSON per call.
 
     python -m ece408_op.lab.worker KERNEL SCRATCH BYTES REQUESTS REPLIES ARRAYS [MODE]
 
-KERNEL is a file, the name of a CUDA kernel of this package, or "cpu" or "cuda". BYTES is the most
-memory that it may take, the next three are descriptors. What the kernel prints goes to standard
-output and error. With MODE "observed" a tool watches the process, such as compute-sanitizer: arrays
-on the GPU are then allocations of this process, of exactly their sizes, and left as they are. With
-"emulated" CUDA kernels run without a GPU.
+KERNEL is a file, the name of a CUDA kernel of this package, or "cpu" or "cuda". BYTES is its memory
+limit; the next three are descriptors. What the kernel prints goes to standard output and error.
+With MODE "observed" a tool such as compute-sanitizer observes the process: arrays on the GPU are
+then allocations of this process, of exactly their sizes, and not filled. With "emulated" CUDA
+kernels run without a GPU.
 """
 
 from __future__ import annotations
@@ -27,24 +27,24 @@ from typing import Any, Callable, TextIO
 from .. import dispatch, settings
 from ..backends import Backend, kernel_file
 from ..backends.cpu import compiled_file
-from ..backends.cuda import file_backend, work, zero_copy
+from ..backends.cuda import cuda_file_backend, work, zero_copy
 from ..backends.cuda.runtime import device
 from ..backends.cuda.runtime.device import Gpu, reported
-from ..backends.emulator import backend as emulator
 from ..backends.emulator import counts, findings
+from ..backends.emulator import emulator_backend as emulator
 from ..backends.emulator import library as emulator_library
 from ..backends.emulator.library import Emulation
 from ..backends.kernel_file import KernelFile
 from ..dispatch import Layer
 from ..errors import Ece408Error, UnsupportedProblem
 from ..problem import ConvProblem
-from . import compiling, sandbox
-from .arrays import Mapped, Place
+from . import compile_sandbox, sandbox
+from .guarded_arrays import Mapped, Place
 
 _ROLES = ("x", "w", "y")
-# A process that sleeps takes 0.1 to 0.3 ms to wake, which a call must not begin with.
+# Waking a sleeping process takes 0.1 to 0.3 ms, which must not count as part of a call.
 _AWAKE_SECONDS = 0.02
-# The GPU pauses for so long before each call of several: the host takes less to launch them.
+# The GPU pauses for this time before several calls, so that the host can enqueue them.
 _PAUSE_US = 100
 _libc = ctypes.CDLL(None)
 
@@ -54,9 +54,9 @@ def main(arguments: list[str]) -> None:
     memory, requests, replies, number = map(int, arguments[2:6])
     mode = arguments[6] if len(arguments) > 6 else ""
     if mode != "observed":
-        # A tool may start it by a thread that ends.
+        # A tool may start it from a thread that ends.
         sandbox.end_with_parent()
-    guarded = kernel_file.guarding(compiling.guard(scratch))
+    guarded = kernel_file.guarding(compile_sandbox.guard(scratch))
     with open(requests) as lines, open(replies, "w", buffering=1) as answers, guarded:
         try:
             worker, lacking = _prepare(kernel, scratch, memory, number, mode)
@@ -74,14 +74,14 @@ def main(arguments: list[str]) -> None:
 def _prepare(
     kernel: str, scratch: Path, memory: int, number: int, mode: str
 ) -> tuple[_Worker, list[str]]:
-    """Compile the file, while that is still possible, and isolate this process; returns what
-    `sandbox.isolate` returns, too."""
+    """Compile the file, while that is still possible, and isolate this process; return also the
+    result of `sandbox.isolate`."""
     limits = sandbox.Limits(memory)
     if kernel == "cpu":
         return _CpuWorker(Layer(backend="cpu"), number), []
     file = kernel_file.find(kernel) if kernel_file.device_of(kernel) else None
     if mode == "emulated":
-        # The process that asks compiles the file.
+        # The parent process compiles the file.
         emulator_library.load_runtime()
         emulated = _EmulatedWorker(emulator.of_kernel(file or kernel), number)
         return emulated, sandbox.isolate(scratch, limits, Path(kernel))
@@ -94,29 +94,29 @@ def _prepare(
     name = None if kernel == "cuda" else kernel
     layer = Layer(device="gpu", index=gpu.index, cuda_kernel=name)
     if file is None or file.form == "declared":
-        # Nothing of it runs on the host, and nvcc compiles it for each layer.
+        # None of its code runs on the host, and nvcc compiles it for each layer.
         return _ObservedWorker(layer, None, number) if observed else _GpuWorker(layer, None), []
-    file_backend.library(file, gpu.capability)
+    cuda_file_backend.library(file, gpu.capability)
     if file.form == "course_2020":
         worker: _Worker = _MethodsWorker(file, gpu, number, observed)
     else:
         worker = _ObservedWorker(layer, file, number) if observed else _GpuWorker(layer, file)
-    # CUDA maps all of the machine's memory and the GPU's, and opens a file for much.
+    # CUDA maps all memory of the machine and the GPU, and opens many files.
     limits = dataclasses.replace(limits, memory=0, open_files=0)
     return worker, sandbox.isolate(scratch, limits, file.path, gpu=True, observed=observed)
 
 
 class _Worker(ABC):
-    """Computes as a layer of a network would: a request gives problem and arrays, the next one
-    has the calls made."""
+    """Computes as a network's layer would: one request describes problem and arrays, the next one
+    starts the calls."""
 
     def __init__(self, gpu: Gpu | None = None) -> None:
         self._gpu = gpu
-        # All that is left to do for each set of arrays.
+        # The prepared call for each set of arrays.
         self._calls: list[Callable[[], object]] = []
 
     def answer(self, request: dict[str, Any]) -> dict[str, Any]:
-        """Do what a request asks for; what to reply."""
+        """Execute a request; return the reply."""
         try:
             if "problem" in request:
                 self._problem = ConvProblem.parse(request["problem"])
@@ -147,7 +147,7 @@ class _Worker(ABC):
 
     @abstractmethod
     def _prepared(self, request: dict[str, Any]) -> list[Callable[[], object]]:
-        """What computes all sets of arrays that the request tells of."""
+        """Return the calls that compute all sets of arrays in the request."""
 
     def _method(self, name: str) -> None:
         raise UnsupportedProblem("the file has no methods")
@@ -168,7 +168,7 @@ class _Worker(ABC):
 
 
 class _CpuWorker(_Worker):
-    """Arrays on the host, in a file that another process writes and reads."""
+    """Host arrays, in a memory file that the parent writes and reads."""
 
     def __init__(self, layer: Layer, number: int, gpu: Gpu | None = None) -> None:
         super().__init__(gpu)
@@ -182,8 +182,8 @@ class _CpuWorker(_Worker):
 
 
 class _EmulatedWorker(_CpuWorker):
-    """A CUDA kernel that the emulator runs; what it finds and counts is kept until it is asked
-    for."""
+    """A CUDA kernel in the emulator, whose findings and counts are kept until they are
+    requested."""
 
     def __init__(self, emulated: emulator.Emulated, number: int) -> None:
         super().__init__(Layer(), number)
@@ -205,14 +205,14 @@ class _EmulatedWorker(_CpuWorker):
 
 
 class _Mapping:
-    """Arrays on the host, in a file that another process writes and reads."""
+    """Host arrays, in a memory file that the parent writes and reads."""
 
     def __init__(self, number: int) -> None:
         self._number = number
         self.mapped: list[Mapped] = []
 
     def addresses(self, request: dict[str, Any]) -> list[int]:
-        """Of x, w and y as a request places them."""
+        """Return the addresses of x, w and y for a request."""
         for each in self.mapped:
             each.close()
         self.mapped = []
@@ -223,23 +223,23 @@ class _Mapping:
 
 
 class _GpuWorker(_Worker):
-    """Arrays on the GPU, in another process's memory."""
+    """GPU arrays, in the parent's memory."""
 
     _gpu: Gpu
 
     def __init__(self, layer: Layer, file: KernelFile | None) -> None:
         super().__init__(device.get(layer.index))
         self._layer = layer
-        # One that launches its kernels itself.
+        # A file that launches its kernels itself.
         self._file = file
         self._opened = _Opened(self._gpu)
         self._ready = contextlib.ExitStack()
-        # Of several calls together, where the host launches them one by one.
+        # Pause before several calls, if the host launches them one by one.
         self._pause: Callable[[], object] = _nothing
 
     def _prepared(self, request: dict[str, Any]) -> list[Callable[[], object]]:
         if self._file is not None:
-            file_backend.fill_allocations(self._file, self._gpu, request["fills"])
+            cuda_file_backend.fill_allocations(self._file, self._gpu, request["fills"])
         return self._gpu_calls(self._opened.sets(request))
 
     def _go(self, calls: list[Callable[[], object]]) -> None:
@@ -247,23 +247,23 @@ class _GpuWorker(_Worker):
         super()._go(calls)
 
     def _gpu_calls(self, sets: list[list[int]]) -> list[Callable[[], object]]:
-        """What computes all sets of arrays on the GPU."""
+        """Return calls that compute all sets of arrays on the GPU."""
         self._ready.close()
         self._pause = _nothing
         if self._file is not None:
             self._backend(self._layer)
             return [_calls_of_file(self._file, self._gpu, self._problem, sets)]
-        asked = work.forward(self._problem, 0, 0, None, 0, False, self._layer.cuda_kernel)
-        run = self._ready.enter_context(zero_copy.ready(asked, self._gpu))
+        forward = work.forward(self._problem, 0, 0, None, 0, False, self._layer.cuda_kernel)
+        run = self._ready.enter_context(zero_copy.ready(forward, self._gpu))
         if len(sets) > 1:
             self._pause = functools.partial(run.hold, _PAUSE_US * len(sets))
-            # Compiles it.
+            # This compiles it.
             run.hold(0)
         return [functools.partial(run.begin, dict(zip(_ROLES, each))) for each in sets]
 
 
 class _ObservedWorker(_GpuWorker):
-    """Arrays on the host, copied to allocations of exactly their sizes."""
+    """Host arrays, copied to allocations of exactly their sizes."""
 
     def __init__(self, layer: Layer, file: KernelFile | None, number: int) -> None:
         super().__init__(layer, file)
@@ -287,8 +287,8 @@ class _ObservedWorker(_GpuWorker):
 
 
 class _MethodsWorker(_CpuWorker):
-    """A file of the course from 2020 on: arrays on the host, copied by methods of the file's own,
-    which can be called one by one; the one that computes takes arrays on the GPU, too."""
+    """A course file since 2020: host arrays, copied by methods of the file, which can be called
+    separately; the computing one can also take arrays on the GPU."""
 
     _gpu: Gpu
 
@@ -300,7 +300,7 @@ class _MethodsWorker(_CpuWorker):
 
     def _prepared(self, request: dict[str, Any]) -> list[Callable[[], object]]:
         fills = request["fills"] and not self._observed
-        file_backend.fill_allocations(self._file, self._gpu, fills)
+        cuda_file_backend.fill_allocations(self._file, self._gpu, fills)
         if "memory" in request:
             sets = self._opened.sets(request)
             return [_calls_of_file(self._file, self._gpu, self._problem, sets)]
@@ -312,15 +312,15 @@ class _MethodsWorker(_CpuWorker):
         _wait_for_all(self._gpu)
 
     def _has_prolog(self) -> bool:
-        return file_backend.has_prolog(self._file, self._gpu.capability)
+        return cuda_file_backend.has_prolog(self._file, self._gpu.capability)
 
     def _call(self, name: str, x: int, w: int, y: int) -> None:
         with self._gpu.active():
-            file_backend.call_method(self._file, self._gpu, self._problem, name, x, w, y)
+            cuda_file_backend.call_method(self._file, self._gpu, self._problem, name, x, w, y)
 
 
 class _Opened:
-    """Another process's memory on the GPU; it is opened once as long as it stays the same."""
+    """The parent's GPU memory, opened once as long as it stays the same."""
 
     def __init__(self, gpu: Gpu) -> None:
         self._gpu = gpu
@@ -328,7 +328,7 @@ class _Opened:
         self._handle: Any = None
 
     def sets(self, request: dict[str, Any]) -> list[list[int]]:
-        """Addresses of x, w and y, for each set of them that a request tells of."""
+        """Return the addresses of x, w and y for each set in a request."""
         with self._gpu.active(), reported("opening another process's memory on the GPU"):
             if self._handle is not None and self._memory != request["memory"]:
                 self._handle.close()
@@ -344,11 +344,12 @@ class _Opened:
 def _calls_of_file(
     file: KernelFile, gpu: Gpu, problem: ConvProblem, sets: list[list[int]]
 ) -> Callable[[], object]:
-    """What has a file that launches its kernels itself compute all sets of arrays on the GPU."""
+    """Return a call that makes a file with its own launches compute all sets of arrays on the
+    GPU."""
 
     def call() -> None:
         with gpu.active():
-            file_backend.call_each(file, gpu, problem, sets)
+            cuda_file_backend.call_each(file, gpu, problem, sets)
 
     return call
 
@@ -358,20 +359,20 @@ def _nothing() -> None:
 
 
 def _stay_awake(requests: int) -> None:
-    """Wait for the next request without sleeping, if it comes soon."""
+    """Busy-wait for the next request, for a limited time."""
     end = time.monotonic() + _AWAKE_SECONDS
     while not select.select([requests], [], [], 0)[0] and time.monotonic() < end:
         pass
 
 
 def _wait_for_all(gpu: Gpu) -> None:
-    """Wait for all work of this process on the GPU, on whichever stream."""
+    """Wait for all work of this process on the GPU, on all streams."""
     with gpu.active(), reported("a kernel"):
         gpu.cuda.Context.synchronize()
 
 
 def _wake(gpu: Gpu) -> None:
-    """Have the GPU do something for this process."""
+    """Make the GPU do something for this process."""
     with gpu.active(), gpu.lane(4) as lane, reported("a kernel"):
         gpu.cuda.memset_d32(lane.device, 0, 1)
         gpu.cuda.Context.synchronize()
@@ -382,7 +383,7 @@ def _failure(error: Ece408Error) -> dict[str, Any]:
 
 
 def _answer(answers: TextIO, content: dict[str, Any]) -> None:
-    # What the kernel printed comes before what is said of it.
+    # Flush the kernel's output before the answer.
     _libc.fflush(None)
     answers.write(json.dumps(content) + "\n")
 

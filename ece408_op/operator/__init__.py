@@ -1,1 +1,1 @@
-"""The operator as MXNet sees it; below the course nothing else knows of MXNet."""
+"""The operator's MXNet interface; below the course only this package uses MXNet."""

@@ -1,4 +1,4 @@
-"""What MXNet's autograd wants of arrays, which MXNet does not say in Python."""
+"""State of MXNet's autograd that its Python interface does not expose."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ import ctypes
 import functools
 from typing import Any
 
-# MXNet's number for the request to add a gradient to what its array holds.
+# MXNet's code for adding a gradient to the array's contents.
 _ADD = 3
-# Until MXNet is watched from its first array on.
+# True until `watch` has seen all arrays since the first one.
 _may_add = True
 
 
 def watch(base: Any) -> None:
-    """Note from now on, before there is any array, which gradients are to be added."""
+    """From now on, before any array exists, record which gradients are to be added."""
     global _may_add
     _may_add = False
     mark_variables = base._LIB.MXAutogradMarkVariables
@@ -29,14 +29,14 @@ def watch(base: Any) -> None:
 
 
 def may_add() -> bool:
-    """Whether any array may have a gradient that is to be added to what is there."""
+    """Return whether any array may have a gradient that is to be added."""
     return _may_add
 
 
 def has_gradient(array: Any) -> bool:
-    """Whether the array has a place for a gradient, or is a result that has been recorded.
+    """Return whether the array has a gradient, or is a recorded result.
 
-    An array that a recorded operator has only read is neither.
+    An array that a recorded operator has only read has neither.
     """
     from mxnet.base import _LIB, SymbolHandle
     from mxnet.symbol import Symbol
@@ -44,8 +44,8 @@ def has_gradient(array: Any) -> bool:
     if array.grad is not None:
         return True
     handle = SymbolHandle()
-    # It fails for an array that no recorded operator has seen.
+    # The call fails for an array that no recorded operator has used.
     if _LIB.MXAutogradGetSymbol(array.handle, ctypes.byref(handle)):
         return False
-    # What has been read only is recorded as a variable.
+    # An array that was only read is recorded as a variable.
     return Symbol(handle).get_children() is not None

@@ -1,4 +1,4 @@
-"""Reads, checks and writes checkpoints in MXNet's format, the course's among them."""
+"""Reader and writer of checkpoints in MXNet's format, including the course's."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from .gpu_support import refuse_current_context
 from .graphs.graph_json import as_ours
 from .loading import load_mxnet
 
-# The operator that the course's students implemented inside MXNet.
+# The operator that the course's students implement inside MXNet.
 COURSE_OPERATOR = "New"
 
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A network with its parameters, and the prefix of the files that they came from."""
+    """A network, its parameters, and the prefix of their files."""
 
     prefix: Path
     symbol: Any
@@ -30,12 +30,12 @@ class Checkpoint:
 def load_checkpoint(prefix: str | Path, epoch: int) -> tuple[Any, dict[str, Any], dict[str, Any]]:
     """`mx.model.load_checkpoint`, also for networks with the course's operator `New`.
 
-    Reads PREFIX-symbol.json and PREFIX-EPOCH.params, EPOCH in four digits; `New`, which no MXNet
-    has, becomes `ece408_conv`. Returns the Symbol and the dicts of arguments and auxiliary
-    states, with the types they are stored in.
+    Reads PREFIX-symbol.json and PREFIX-EPOCH.params, with four digits for EPOCH; `New`, which MXNet
+    does not have, becomes `ece408_conv`. Returns the Symbol and the dicts of arguments and
+    auxiliary states, in their stored types.
 
-    Raises `CheckpointMissing` and `CheckpointMismatch`, and `NoUsableGpu` under `with mx.gpu():`
-    where MXNet has no code for the GPU.
+    Raises `CheckpointMissing` and `CheckpointMismatch`, and `NoUsableGpu` under `with mx.gpu():` if
+    MXNet has no code for the GPU.
     """
     refuse_current_context()
     symbol_file = Path(f"{prefix}-symbol.json")
@@ -45,7 +45,7 @@ def load_checkpoint(prefix: str | Path, epoch: int) -> tuple[Any, dict[str, Any]
 
 
 def read(prefix: Path, symbol_file: Path, parameter_file: Path) -> Checkpoint:
-    """The checkpoint in two files of any names. Otherwise as `load_checkpoint`."""
+    """Load the checkpoint from two files with any names. Otherwise as `load_checkpoint`."""
     for path in (symbol_file, parameter_file):
         if not path.is_file():
             raise CheckpointMissing(f"{path} is not there; check the folder, prefix and epoch")
@@ -53,7 +53,7 @@ def read(prefix: Path, symbol_file: Path, parameter_file: Path) -> Checkpoint:
 
 
 def read_symbol(path: Path) -> Any:
-    """The network in a symbol file, whose operator may be `New`. Raises `CheckpointMismatch`."""
+    """Load the network in a symbol file, which may use `New`. Raises `CheckpointMismatch`."""
     mx = load_mxnet()
     try:
         return mx.sym.load_json(_replace_course_operator(path.read_text(encoding="utf-8")))
@@ -64,14 +64,14 @@ def read_symbol(path: Path) -> Any:
 
 
 def _replace_course_operator(text: str) -> str:
-    """The network's JSON with `New` made into `ece408_conv`, everything else as it is.
+    """Return the network's JSON with `New` replaced by `ece408_conv`.
 
     `New` has no bias; its weight is the second input.
     """
     graph = json.loads(text)
     for number, node in enumerate(graph["nodes"]):
         if node["op"] == COURSE_OPERATOR:
-            # MXNet's versions have used three names for the attributes.
+            # MXNet's versions use three names for the attributes.
             key = next((key for key in ("attrs", "param", "attr") if key in node), "attrs")
             graph["nodes"][number] = as_ours(node, node.pop(key, {}), no_bias="True")
     return json.dumps(graph)
@@ -81,7 +81,7 @@ def _read_parameters(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
     mx = load_mxnet()
     try:
         arrays = mx.nd.load(str(path))
-    # MXNet's message may quote bytes that are not text, which raises ValueError.
+    # MXNet's message may quote bytes that are not text; this raises ValueError.
     except (mx.MXNetError, ValueError) as error:
         raise CheckpointMismatch(
             f"{path} is not a parameter file, or is cut short; copy it again"
@@ -103,9 +103,9 @@ def _last_line(error: Exception) -> str:
 
 
 def check_parameters(checkpoint: Checkpoint, inputs: dict[str, tuple[int, ...]]) -> None:
-    """Raise `CheckpointMismatch` unless every parameter is there with the shape that it needs.
+    """Raise `CheckpointMismatch` unless every parameter is present and has the required shape.
 
-    `inputs` are the shapes of the network's inputs by name; labels may be left out.
+    `inputs` are the shapes of the network's inputs by name; labels may be omitted.
     """
     mx = load_mxnet()
     symbol = checkpoint.symbol
@@ -133,7 +133,7 @@ def check_parameters(checkpoint: Checkpoint, inputs: dict[str, tuple[int, ...]])
 
 
 def save_parameters(path: Path, arg_params: dict[str, Any]) -> None:
-    """Write a parameter file in MXNet's format, as float16: half the size, the same answers.
+    """Write a parameter file in MXNet's format, as float16: half the size, the same predictions.
 
     Raises `CacheUnwritable`.
     """

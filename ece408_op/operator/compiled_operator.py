@@ -1,16 +1,15 @@
-"""`ece408_convolution`: what `ece408_conv` computes on the CPU, and on MXNet's GPU arrays forward,
-without Python in its way.
+"""`ece408_convolution`, the compiled form of `ece408_conv`: the CPU, and forward on MXNet's GPU
+arrays, without Python.
 
-A custom operator written in Python costs MXNet a tenth of a millisecond and more for each call,
-needs guards (see graphs.guards), and holds Python's lock. This one is compiled, in
-kernels/mxnet/convolution_operator.cpp, and MXNet runs it as one of its own. It stands in the graphs
-that MXNet runs (see graphs.binding); what users hold has `ece408_conv`.
+A custom operator in Python costs MXNet at least 0.1 ms per call, needs guards (see graphs.guards)
+and holds the GIL. This one is compiled, from kernels/mxnet/convolution_operator.cpp, and MXNet runs
+it like its own operators. It replaces `ece408_conv` in the graphs that MXNet runs (see
+graphs.binding); users' graphs keep `ece408_conv`.
 
-Python is asked once for each layer, direction, shape and type which kernel is to run with how many
-threads, or for a GPU what is to be launched.
-Until a setting changes the answer holds; where another backend computes, the answer is that Python
-itself does, and it is handed the arrays. While op times are being collected the operator runs as
-ever, and tells Python after each call of a kernel how long that took.
+Once per layer, direction, shape and type the operator calls Python for the kernel and the number of
+threads or, on a GPU, for the launches. The answer stays valid until a setting changes. If another
+backend is to compute, the operator passes the arrays to Python instead. While op times are
+collected, the operator runs as usual and reports the time of each kernel call to Python.
 """
 
 from __future__ import annotations
@@ -27,10 +26,10 @@ from typing import Any
 from .. import dispatch, errors, op_log, settings
 from ..backends import DIRECTIONS, Backend, Done, NativeFunction, NativeLaunch
 from ..backends.cpu import native
-from ..backends.cpu.backend import chosen_isa
+from ..backends.cpu.cpu_backend import chosen_isa
 from ..problem import ConvProblem
 from . import autograd_state, gpu_support
-from .attributes import OWN, ConvAttributes, problem_of
+from .conv_attributes import OWN, ConvAttributes, problem_of
 
 NAME = "ece408_convolution"
 CONCAT = "ece408_concat"
@@ -39,7 +38,7 @@ DENSE = "ece408_dense"
 SEQUENCE = "ece408_sequence"
 BATCH_NORM = "ece408_batch_norm"
 LIBRARY = Path(__file__).resolve().with_name("libece408_mxnet.so")
-# MXNet's numbers for types.
+# MXNet's codes for types.
 _TYPES = ("float32", "float64", "float16")
 
 
@@ -102,34 +101,33 @@ _Ask = ctypes.CFUNCTYPE(None, *_CALL, _INT, ctypes.POINTER(_Plan))
 _Compute = ctypes.CFUNCTYPE(ctypes.c_int, *_CALL, ctypes.POINTER(ctypes.c_void_p))
 _Report = ctypes.CFUNCTYPE(ctypes.c_int, *_CALL, ctypes.POINTER(_Plan), *_TIMES)
 
-# Nodes of these operators have it as an attribute, and a graph with another key is refused: what
-# a file says of memory is not to be trusted.
+# Nodes of these operators have this key as an attribute. A graph with another key is refused:
+# addresses in a file are not trusted.
 KEY = secrets.token_hex(16)
 _missing: str | None = "MXNet is not imported yet"
 _library: Any = None
-# Backend and what it does, as op times name them, by a plan's function, instruction set and kernel;
-# a plan with launches has no function, and for its kernel a place in `_launched`.
+# Backend and `Done`, as op times name them, by a plan's function, instruction set and kernel; a
+# plan with launches has no function, and its kernel is an index into `_launched`.
 _names: dict[tuple[int | None, int, int], tuple[str, Done]] = {}
 _launched: list[Done] = []
 
 
 def install(mxnet: Any) -> None:
-    """Have MXNet load the operator. Where that fails `missing` says why, and nothing uses it."""
+    """Load the operator into MXNet. If that fails, `missing` returns why, and nothing uses it."""
     global _missing
     _missing = _load(mxnet.base)
 
 
 def missing() -> str | None:
-    """Why there is no such operator, in one line, or `None` if there is."""
+    """Return in one line why the operator is unavailable, or `None` if it is available."""
     return _missing
 
 
 def runs_on_gpu(context: Any) -> bool:
-    """Whether a context, if it is one of MXNet's, is a GPU, and the operator runs there for this
-    thread.
+    """Return whether a context is a GPU on which the operator runs for this thread.
 
-    MXNet makes random states for each thread that calls an operator of a library, and keeps them
-    when the thread ends: so threads but the main one go through Python.
+    MXNet allocates random states for each thread that calls a library's operator and never frees
+    them: so other threads than the main one use Python.
     """
     if getattr(context, "device_type", None) != "gpu" or _missing is not None:
         return False
@@ -157,8 +155,7 @@ def _load(base: Any) -> str | None:
 
 
 def call(mxnet: Any, layer: ConvAttributes, arrays: list[Any], out: Any = None) -> Any:
-    """The convolution of NDArrays, on a GPU not recorded, now or as soon as they are there: y, or
-    `out`."""
+    """Compute the convolution of NDArrays, on a GPU without recording; return y, or `out`."""
     from mxnet.ndarray._internal import _imperative_invoke
 
     given = node_attributes(layer)
@@ -166,7 +163,7 @@ def call(mxnet: Any, layer: ConvAttributes, arrays: list[Any], out: Any = None) 
         wanted = [autograd_state.has_gradient(array) for array in arrays]
         given["gradients"] = gradients(wanted)
         if autograd_state.may_add():
-            # To what its array holds, which MXNet does not tell this operator.
+            # MXNet does not tell this operator that the gradient is to be added.
             arrays = [mxnet.nd.identity(a) if has else a for a, has in zip(arrays, wanted)]
     return _imperative_invoke(
         _handle(mxnet.base), arrays, list(given), list(given.values()), out, False, False
@@ -185,7 +182,7 @@ _PAIRS = ("kernel", "stride", "pad", "dilate")
 
 @functools.lru_cache(maxsize=1024)
 def _description(layer: ConvAttributes) -> str:
-    """A layer in one word for the compiled operator, which reads the numbers, and for `_layer`."""
+    """Return a layer as one word, which the compiled operator and `_layer` parse."""
     sizes = [layer.spatial, int(not layer.no_bias), layer.num_filter, layer.num_group]
     numbers = [*sizes, *(number for name in _PAIRS for number in getattr(layer, name))]
     own = json.dumps({name: getattr(layer, name) for name in OWN})
@@ -194,7 +191,7 @@ def _description(layer: ConvAttributes) -> str:
 
 @functools.lru_cache(maxsize=1024)
 def _layer(description: bytes) -> ConvAttributes:
-    """The layer that `_description` wrote."""
+    """Parse the output of `_description`."""
     *texts, own = description.decode().split(" ", 12)
     spatial, has_bias, filters, groups, *rest = map(int, texts)
     given: dict[str, Any] = json.loads(own)
@@ -204,13 +201,13 @@ def _layer(description: bytes) -> ConvAttributes:
 
 
 def gradients(wanted: Sequence[bool]) -> str:
-    """The attribute of a node that computes gradients for some of data, weight and bias."""
+    """Return the attribute that selects the gradients to compute: data, weight and bias."""
     names = ("data" if wanted[0] else "", "weight" if any(wanted[1:]) else "")
     return " ".join(filter(None, names))
 
 
 def node_attributes(layer: ConvAttributes) -> dict[str, str]:
-    """The attributes of a node that computes this layer, in this process."""
+    """Return the attributes of a node that computes this layer in this process."""
     return {"key": KEY, "layer": _description(layer)}
 
 
@@ -248,7 +245,7 @@ def _ask(
             backend = dispatch.select(problem, layer, DIRECTIONS[direction])
             _plan_launches(backend, problem, DIRECTIONS[direction], plan)
     except errors.Ece408Error:
-        # `_compute` is called next, meets it again, and there is someone to tell.
+        # `_compute` is called next, fails again, and can report the error.
         return
 
 
@@ -285,8 +282,9 @@ def _as_launch(launch: NativeLaunch) -> _Launch:
 
 @functools.lru_cache(maxsize=1)
 def _give_driver() -> None:
-    """Have the library call CUDA's driver. There is one, or no backend computes for a GPU."""
-    # Imported where it is needed, as all that is for GPUs.
+    """Give the library the addresses of CUDA's driver functions; a GPU backend requires a
+    driver."""
+    # Imported only if used, like all GPU code.
     from ..backends.cuda.runtime import driver
 
     functions = (ctypes.c_void_p * len(_DRIVER))(*map(driver.address, _DRIVER))

@@ -12,7 +12,7 @@ from ..backends import Backend
 from ..errors import InvalidProblem
 from ..problem import ConvProblem
 from . import compiled_operator, pinned_arrays
-from .attributes import ConvAttributes, is_of_mxnet
+from .conv_attributes import ConvAttributes, is_of_mxnet
 from .graphs import guards
 from .graphs.graph_json import OP_TYPE
 from .inference import infer_shapes, infer_storage, infer_types
@@ -47,22 +47,21 @@ def Convolution(
 ) -> Any:
     """MXNet's Convolution in two dimensions or one, computed by the kernels of this package.
 
-    Takes NDArrays and returns one, or Symbols and returns one; for Symbols, inputs that are not
-    given become variables, all three if none is given; arrays of MXNet's NumPy interface give such
-    an array. data is (B, C, H, W), weight (M, C / num_group, KH, KW), bias (M,), the result
-    (B, M, OH, OW); with a kernel of one number data is (B, C, W), and so on. Arguments are those
-    of MXNet's Convolution (`workspace`, `cudnn_tune` and `cudnn_off` have no effect), and
-    four of this package: `backend` names the backend that computes this layer, `cuda_kernel` the
-    kernel of backend `cuda` or a file with a kernel of your own, and `precision`, one of "strict",
-    "float32", "tf32" and "float16", permits the forward pass in float32 to be less exact where that
-    is faster, or with "strict" asks for each element within 1e-6 of the sum of its terms'
-    magnitudes; a backend that gains nothing by less computes in float32 all the same.
-    `gradient_precision` does the same for the gradients. `of_mxnet` are attributes that MXNet gives
-    a Symbol's node, such as `lr_mult` or `__group__`.
+    Takes NDArrays and returns one, or takes Symbols and returns one. Missing Symbols become
+    variables, as in MXNet; arrays of MXNet's NumPy interface give such an array. data is (B, C, H,
+    W), weight (M, C / num_group, KH, KW), bias (M,), the result (B, M, OH, OW); with a
+    one-dimensional kernel data is (B, C, W), and so on. Arguments are those of MXNet's Convolution
+    (`workspace`, `cudnn_tune` and `cudnn_off` have no effect), and four of this package: `backend`
+    names the backend for this layer; `cuda_kernel` names a kernel of backend `cuda` or a file with
+    your own kernel; `precision`, one of "strict", "float32", "tf32" and "float16", is the minimum
+    precision of the forward pass in float32 ("strict": each element within 1e-6 of the sum of its
+    terms' magnitudes). This is a minimum; results may be more exact. `gradient_precision` is the
+    same for gradients. `of_mxnet` are attributes that MXNet gives a Symbol's node, such as
+    `lr_mult` or `__group__`.
 
     Raises `InvalidProblem`, `UnsupportedProblem`, `InvalidSetting`, and for NDArrays, before
-    anything is computed, the reason why the requested backend cannot compute; a failure in the
-    computation itself surfaces as `errors.surfaced` describes.
+    computing, the reason why the requested backend cannot compute; `errors.surfaced` describes how
+    failures during the computation surface.
     """
     given = {
         "kernel": kernel,
@@ -102,7 +101,8 @@ def Convolution(
 
 
 def _as_classic(array: Any) -> Any:
-    """An array or Symbol of MXNet's NumPy interface as a classic one, sharing its memory."""
+    """Return an array or Symbol of MXNet's NumPy interface as a classic one that shares its
+    memory."""
     convert = getattr(array, "as_nd_ndarray", None)
     return array if convert is None else convert()
 
@@ -151,8 +151,8 @@ def _ndarray(
 def _requested_backend(
     problem: ConvProblem, parsed: ConvAttributes, context: Any
 ) -> Backend | None:
-    """The backend that is asked for, if one is. Raises why it cannot compute, a reason that MXNet
-    would lose later."""
+    """Return the requested backend, if any. Raises why it cannot compute, because MXNet would lose
+    that reason later."""
     if not (parsed.backend or settings.backend()):
         return None
     on_gpu = context.device_type == "gpu"
@@ -175,7 +175,7 @@ def _symbol(
     given = dict(zip(("data", "weight", "bias"), symbols))
     if parsed.no_bias and given["bias"] is not None:
         raise InvalidProblem(_BIAS_TOO_MANY)
-    # MXNet makes variables of inputs that are not given, with the attributes of the operator.
+    # MXNet creates variables for missing inputs, with the attributes of the operator.
     inputs = {role: symbol for role, symbol in given.items() if symbol is not None}
     # The name is complete: a prefix in force has been applied already.
     with mx.name.NameManager():

@@ -1,8 +1,8 @@
-"""Loads CUDA's libraries from pip's wheels so that MXNet's CUDA build finds them.
+"""Loader of CUDA's libraries from pip's wheels, for MXNet's CUDA build.
 
-MXNet asks for them by soname and searches its own folder and the system's, but wheels put them in
-nvidia/*/lib. The loader finds a library that is already loaded by its soname, so this module loads
-them first, each after the libraries that it depends on.
+MXNet requests them by soname and searches its own folder and the system's, but wheels install them
+in nvidia/*/lib. The dynamic loader reuses a loaded library with the same soname, so this module
+loads them first, in order of dependence.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from pathlib import Path
 
 from . import variables
 
-# Each comes after the libraries that it depends on.
+# In order of dependence.
 _LIBRARIES = (
     *("cuda_runtime/libcudart.so.11.0", "nvtx/libnvToolsExt.so.1", "cuda_nvrtc/libnvrtc.so.11.2"),
     *("cublas/libcublasLt.so.11", "cublas/libcublas.so.11", "cufft/libcufft.so.10"),
@@ -23,17 +23,17 @@ _LIBRARIES = (
     *("cudnn/libcudnn_cnn_infer.so.8", "cudnn/libcudnn_cnn_train.so.8"),
     *("cudnn/libcudnn_adv_infer.so.8", "cudnn/libcudnn_adv_train.so.8", "cudnn/libcudnn.so.8"),
 )
-# Those that MXNet has builds for.
+# CUDA versions for which MXNet builds exist.
 _CUDA_VERSIONS = range(110, 120)
-# References that keep the loaded libraries from being unloaded.
+# References that keep the libraries loaded.
 _loaded: list[ctypes.CDLL] = []
 
 
 def preload() -> None:
     """Load the wheels' libraries if MXNet's CUDA build is installed; else do nothing.
 
-    If no wheel has a library, or it does not load, MXNet searches the system for it and reports
-    what it lacks.
+    If a library is missing or does not load, MXNet searches the system for it and reports what it
+    lacks.
     """
     mxnet = _cuda_build()
     if mxnet is None or _loaded:
@@ -48,8 +48,8 @@ def preload() -> None:
 
 
 def _cuda_build() -> importlib.metadata.Distribution | None:
-    """The installed distribution of MXNet that is built for CUDA, such as mxnet-cu117."""
-    # Reading the metadata of all distributions takes a tenth of a second.
+    """Return the installed distribution of MXNet for CUDA, such as mxnet-cu117."""
+    # Reading the metadata of all distributions takes 0.1 s.
     for version in _CUDA_VERSIONS:
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
             return importlib.metadata.distribution(f"mxnet-cu{version}")

@@ -1,4 +1,4 @@
-"""The machine and the versions that figures were measured with."""
+"""Machine and versions, as recorded with measurements."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ from .loading import load_mxnet
 
 
 def machine() -> dict[str, Any]:
-    """CPU model, usable cores, GPUs, and versions; MXNet's is `None` where it does not import."""
+    """Return CPU model, usable cores, GPUs, and versions; MXNet's is `None` if it does not
+    import."""
     return {
         "cpu": cpu_model(),
         "cores": len(os.sched_getaffinity(0)),
@@ -29,7 +30,7 @@ def machine() -> dict[str, Any]:
 
 
 def cpu_model(cpuinfo: Path = Path("/proc/cpuinfo")) -> str:
-    """The processor's name as the kernel gives it, or its architecture."""
+    """Return the processor's name from the kernel, or its architecture."""
     for line in cpuinfo.read_text(encoding="utf-8", errors="replace").splitlines():
         key, _, value = line.partition(":")
         if key.strip() == "model name":

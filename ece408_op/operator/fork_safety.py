@@ -1,7 +1,8 @@
-"""Makes forks, such as a DataLoader's workers, safe while our operator runs or after it has run.
+"""Fork safety: makes forks, such as a DataLoader's workers, safe while our operator runs or after
+it has run.
 
-Before a fork MXNet waits for its threads without giving up Python's lock, which an operator written
-in Python needs in order to end: a deadlock.
+Before a fork MXNet waits for its threads without releasing the GIL, which an operator in Python
+needs to complete: a deadlock.
 """
 
 from __future__ import annotations
@@ -13,8 +14,8 @@ from typing import Any
 
 from . import python_calls
 
-# How long operators must have stopped being deleted: MXNet's threads do that in Python too,
-# after the work that they did has been reported as done.
+# Time without deletions of operators before a fork. MXNet's threads delete them in Python, too,
+# after the operators' work has been reported as done.
 _QUIET_S = 0.03
 _GLANCE_S = 0.003
 
@@ -23,23 +24,24 @@ _actions: set[Callable[[], None]] = set()
 
 
 def note_use() -> None:
-    """Call when an operator in Python is created or runs: before the next fork it is deleted."""
+    """Record that an operator in Python is created or runs: it must be deleted before the next
+    fork."""
     global _in_use
     _in_use = True
 
 
 def do_before_forks(action: Callable[[], None]) -> None:
-    """Have `action` called, once, before each fork from now on, when no operator runs."""
+    """Call `action` once before each fork from now on, when no operator runs."""
     _actions.add(action)
 
 
 def install(mxnet: Any) -> None:
-    """Have every fork of this process wait first."""
+    """Make every fork of this process wait first."""
 
     def wait() -> None:
         global _in_use
-        # The compiled operator may be about to ask Python something. A failure is not the fork's
-        # to report: an operator's is kept by `errors`.
+        # The compiled operator may be about to call Python. Errors are not the fork's to report:
+        # `errors` keeps those of operators.
         with contextlib.suppress(mxnet.MXNetError):
             mxnet.nd.waitall()
         if _in_use:

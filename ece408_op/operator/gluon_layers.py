@@ -1,4 +1,4 @@
-"""Gluon's convolution layers with this package's kernels; their parameter files are Gluon's."""
+"""Gluon's convolution layers on this package's kernels; parameter files stay compatible."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from typing import Any
 import mxnet as mx
 
 from .. import dispatch
-from .attributes import ConvAttributes
+from .conv_attributes import ConvAttributes
 from .convolution import Convolution
 
 
 class _Computed:
-    """Makes a layer of `gluon.nn` compute with `Convolution`."""
+    """Mixin that computes a layer of `gluon.nn` with `Convolution`."""
 
     _kwargs: dict[str, Any]
     act: Any
@@ -41,7 +41,7 @@ class _Computed:
 class Conv2D(_Computed, mx.gluon.nn.Conv2D):
     """`gluon.nn.Conv2D` with our kernels: the same arguments, parameters and parameter files.
 
-    `backend` names the backend, and `precision` the lowest precision allowed, as for `Convolution`.
+    `backend` names the backend, and `precision` is the minimum precision, as for `Convolution`.
     Raises `UnsupportedProblem` for a layout other than NCHW, `InvalidSetting` for an unknown
     backend or precision, and what `Convolution` raises when it is called.
     """

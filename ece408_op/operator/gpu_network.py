@@ -1,4 +1,4 @@
-"""`to_gpu`: a network whose inference runs on the GPU, by one line."""
+"""`to_gpu`: inference of a network on the GPU."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ import numpy as np
 
 from .. import settings
 from ..errors import CheckpointMismatch, InvalidProblem, InvalidSetting
+from .array_memory import pointer
 from .graphs import graph_json, partition, parts
 from .graphs.partition import Choice, GpuReport
 from .loading import load_mxnet
-from .memory import pointer
 from .networks import Opened, Parameters
 
 if TYPE_CHECKING:
     from ..backends.network import Array
 
 _versions = itertools.count(1)
-# Operators whose second input is not read in inference.
+# Operators whose second input is unused in inference.
 _WITH_LABELS = ("SoftmaxOutput", "LinearRegressionOutput", "LogisticRegressionOutput")
-# Sizes of the inputs whose outputs' shapes are remembered.
+# Maximum number of input sizes whose output shapes are kept.
 _MOST_SHAPES = 64
 
 
@@ -35,20 +35,20 @@ def to_gpu(
     arg_params: Mapping[str, Any] | None = None,
     aux_params: Mapping[str, Any] | None = None,
 ) -> GpuNetwork:
-    """The network for inference on the GPU: what is returned is called as the network is.
+    """Return a callable network for inference on the GPU.
 
     `model` is a Gluon HybridBlock, or a Symbol with the NDArrays of its parameters, as
-    `load_checkpoint` returns them; it is not changed, and its parameters stay its own: whatever is
-    written to them, or put in their place, is noticed. It is called with arrays on the CPU, of
-    float32 or, where the first layer takes pixels, of uint8; a Symbol's in the order of its inputs,
-    without labels. Results are there when the call returns. Under `autograd.record()` and in
-    training mode a block runs as it would without this.
+    `load_checkpoint` returns them. It is not changed and keeps its parameters: later writes to
+    them, and replacements, take effect. Call the result as the model, with CPU arrays of float32
+    or, if the first layer takes pixels, of uint8; for a Symbol in the order of its inputs, without
+    labels. Calls are synchronous. Under `autograd.record()` and in training mode a block runs as if
+    it were not on the GPU.
 
-    What cannot run on the GPU stays with MXNet on the CPU; `report` of the result tells. On a
-    machine without a usable GPU all does, and stderr says why.
+    Parts that cannot run on the GPU run in MXNet on the CPU; `report` of the result lists them. On
+    a machine without a usable GPU everything runs there, and stderr says why.
 
-    Raises `InvalidSetting` for another kind of model, `CheckpointMismatch` for a Symbol's parameter
-    that is missing. Calls raise what computing on the GPU raises.
+    Raises `InvalidSetting` for another kind of model, `CheckpointMismatch` for a missing parameter
+    of a Symbol. Calls raise the errors of computing on the GPU.
     """
     mx = load_mxnet()
     if isinstance(model, mx.gluon.HybridBlock):
@@ -62,7 +62,8 @@ def to_gpu(
 
 
 def gpu_report(symbol: Any, **shapes: tuple[int, ...]) -> GpuReport:
-    """What of a Symbol would run on a GPU, and with the shapes of its inputs how much is copied.
+    """Report which parts of a Symbol would run on a GPU and, given the shapes of its inputs, how
+    much is copied.
 
     Needs no GPU.
     """
@@ -70,17 +71,17 @@ def gpu_report(symbol: Any, **shapes: tuple[int, ...]) -> GpuReport:
 
 
 class GpuNetwork:
-    """A network on the GPU, as `to_gpu` makes it."""
+    """A network on the GPU, created by `to_gpu`."""
 
     def __init__(self, source: _Source) -> None:
         self._source = source
         self._lock = threading.Lock()
         self._made: _Made | None = None
-        # The setting with which there has been a GPU.
+        # The settings under which a GPU was found.
         self._usable: tuple[str | None, ...] = ()
 
     def __call__(self, *arrays: Any) -> Any:
-        """What the network gives for these arrays."""
+        """Return the network's result for these arrays."""
         return self._source.called(arrays, self._computed)
 
     def _computed(self, arrays: Sequence[Any]) -> Any:
@@ -104,7 +105,7 @@ class GpuNetwork:
         return self._source.grouped(made.run(flat))
 
     def _why_no_gpu(self) -> str | None:
-        """As in `partition`, which takes long to say that there is one."""
+        """Return why there is no GPU; cached, as `partition` takes long to find one."""
         backend = settings.backend()
         if (backend,) == self._usable:
             return None
@@ -114,9 +115,9 @@ class GpuNetwork:
 
     @property
     def report(self) -> GpuReport:
-        """What of the network runs on the GPU, and how much the last call copied.
+        """Report which parts of the network run on the GPU, and how much the last call copied.
 
-        Raises `InvalidSetting` before the first call, which tells the network's shapes.
+        Raises `InvalidSetting` before the first call, which determines the network's shapes.
         """
         if self._made is None:
             raise InvalidSetting("the network has not run on a GPU yet; call it first")
@@ -124,7 +125,7 @@ class GpuNetwork:
 
 
 def _choice(traced: _Traced, sizes: _Sizes) -> Choice:
-    """The parts for data of these shapes and types."""
+    """Return the partition for data of these shapes and types."""
     shapes = {name: array.shape for name, array in traced.parameters.items()}
     types = {name: _as_float(dtype) for name, dtype in sizes.types.items()}
     data = [*traced.data, *traced.labels]
@@ -138,7 +139,7 @@ def _made(traced: _Traced, data: list[Any]) -> _Made:
 
 
 def _is_whole(choice: Choice) -> bool:
-    """Whether the network's outputs are just those of one part, each once."""
+    """Return whether the network's outputs are exactly those of one part, each once."""
     graph = parts.read(choice.symbol())
     heads = [] if graph is None else [tuple(head[:2]) for head in graph["heads"]]
     if graph is None or choice.left or len(choice.groups) != 1:
@@ -148,7 +149,7 @@ def _is_whole(choice: Choice) -> bool:
 
 
 class _Made(ABC):
-    """A network in the form in which it runs."""
+    """A network in executable form."""
 
     def __init__(self, traced: _Traced) -> None:
         self.traced = traced
@@ -157,11 +158,11 @@ class _Made(ABC):
 
     @abstractmethod
     def run(self, data: list[Any]) -> list[Any]:
-        """The outputs for these arrays."""
+        """Return the outputs for these arrays."""
 
     @abstractmethod
     def fits(self, data: list[Any]) -> bool:
-        """Whether it computes arrays of these shapes and types."""
+        """Return whether it can compute arrays of these shapes and types."""
 
     @property
     def report(self) -> GpuReport:
@@ -169,7 +170,7 @@ class _Made(ABC):
         return partition.report_of(choice, self._last.inputs, self._last.types)
 
     def sizes(self, data: list[Any]) -> _Sizes:
-        """Shapes and types of all that goes in and comes out with these arrays."""
+        """Return the shapes and types of all inputs and outputs for these arrays."""
         key = _key(data)
         found = self._sizes.get(key)
         if found is None:
@@ -186,8 +187,8 @@ def _key(data: list[Any]) -> tuple[Any, ...]:
 
 @dataclass(frozen=True)
 class _Sizes:
-    """Shapes of the inputs that are no parameters, and types of all that are given, by name, and
-    shapes and types of the outputs."""
+    """Shapes of the inputs other than parameters, types of all inputs, by name, and shapes and
+    types of the outputs."""
 
     inputs: dict[str, tuple[int, ...]]
     types: dict[str, Any]
@@ -224,7 +225,7 @@ def _sizes(traced: _Traced, data: list[Any]) -> _Sizes:
 
 
 class _MadeWhole(_Made):
-    """One network, called without MXNet in between."""
+    """A network that runs on the GPU as a whole, called without MXNet."""
 
     def __init__(self, traced: _Traced, choice: Choice) -> None:
         super().__init__(traced)
@@ -264,7 +265,7 @@ class _MadeWhole(_Made):
         with self._looking:
             parameters = self._parameters.described()
         try:
-            # On this thread, so that those of MXNet stay free for others.
+            # On this thread, so that MXNet's threads stay free for others.
             self._opened.compute(arrays, parameters, results, are_held=False)
         except WeightsNeeded:
             with self._looking:
@@ -281,14 +282,14 @@ def _described(array: Any) -> Array:
 
 
 class _MadeOfParts(_Made):
-    """Parts, and what MXNet computes between them."""
+    """A network of parts, with MXNet's operators between them."""
 
     def __init__(self, traced: _Traced, choice: Choice) -> None:
         super().__init__(traced)
         self._op = _Operator(traced, choice.symbol())
 
     def fits(self, data: list[Any]) -> bool:
-        # The graph is cut for each call's arrays where it runs.
+        # The graph is partitioned at run time for each call's arrays.
         return True
 
     def run(self, data: list[Any]) -> list[Any]:
@@ -296,7 +297,7 @@ class _MadeOfParts(_Made):
 
 
 class _Operator:
-    """A network's graph, with parts or without, as MXNet runs it."""
+    """A network's graph, with or without parts, executed by MXNet."""
 
     def __init__(self, traced: _Traced, symbol: Any) -> None:
         from mxnet import nd
@@ -321,12 +322,12 @@ def _as_float(dtype: Any) -> Any:
 
 
 def _as_floats(arrays: Sequence[Any]) -> list[Any]:
-    """The arrays with pixels as MXNet's layers take them."""
+    """Return the arrays with pixels converted as MXNet's layers expect."""
     return [array.astype(np.float32) if _is_pixels(array) else array for array in arrays]
 
 
 def _stand_ins(arrays: Sequence[Any]) -> list[Any]:
-    """As `_as_floats`, for those who look at shapes and types only: pixels are not converted."""
+    """Return arrays with the shapes and types of `_as_floats`, without converting pixels."""
     import mxnet as mx
 
     def stand_in(array: Any) -> Any:
@@ -342,8 +343,8 @@ def _is_pixels(array: Any) -> bool:
 
 @dataclass
 class _Traced:
-    """A network as a Symbol, the names of what it is called with, in that order, and of inputs that
-    nobody gives, and its parameters' arrays by name."""
+    """A network as a Symbol, the names of its call arguments in order, the names of missing inputs,
+    and its parameters' arrays by name."""
 
     symbol: Any
     data: list[str]
@@ -358,18 +359,18 @@ class _Source(ABC):
 
     @abstractmethod
     def trace(self, arrays: Sequence[Any]) -> _Traced:
-        """The network, traced on these arrays if need be."""
+        """Return the network, traced on these arrays if necessary."""
 
     @abstractmethod
     def is_as(self, traced: _Traced) -> bool:
-        """Whether the network, and the arrays of its parameters, are still these."""
+        """Return whether the network and the arrays of its parameters are unchanged."""
 
     @abstractmethod
     def run(self, arrays: Sequence[Any]) -> Any:
-        """Run it as if nobody had taken it to the GPU."""
+        """Run the original model."""
 
     def called(self, arrays: Sequence[Any], compute: Callable[[Sequence[Any]], Any]) -> Any:
-        """Call the model so that `compute` is asked for what it computes of arrays."""
+        """Call the model with `compute` in place of its computation."""
         return compute(arrays)
 
     def flat(self, arrays: Sequence[Any]) -> list[Any]:
@@ -388,15 +389,15 @@ class _OfBlock(_Source):
         self._lists: list[tuple[Any, Any]] = []
 
     def called(self, arrays: Sequence[Any], compute: Callable[[Sequence[Any]], Any]) -> Any:
-        """As the block's own `__call__` does it, on a twin of the block, whose `forward` computes:
-        there are hooks, and classes that add arguments or leave some out, as RNN layers do."""
+        """Call the block's own `__call__` on a twin of the block whose `forward` computes: hooks
+        must run, and classes such as RNN layers add or omit arguments."""
         block = self._block
         twin = object.__new__(type(block))
         before = dict(vars(block))
         vars(twin).update(before)
 
         def forward(*given: Any) -> Any:
-            # What has been set on the way may be for `hybrid_forward`.
+            # Attributes set meanwhile may be for `hybrid_forward`.
             for name, value in vars(twin).items():
                 if name != "forward" and (name not in before or before[name] is not value):
                     vars(block)[name] = value
@@ -407,8 +408,8 @@ class _OfBlock(_Source):
         return twin(*arrays)
 
     def _forget_others(self, given: Sequence[Any]) -> None:
-        """Drop the block's graph if it is for other arguments than these; a hybridized block
-        refuses them itself."""
+        """Drop the block's graph if it is for other arguments; a hybridized block refuses such a
+        call."""
         block = self._block
         if block._cached_graph and not block._active and not self._is_of_symbol:
             _, form = self.mx.gluon.block._flatten(given, "input")
@@ -452,7 +453,7 @@ class _OfSymbol(_Source):
     def __init__(self, mx: Any, symbol: Any, *parameters: Mapping[str, Any]) -> None:
         self.mx = mx
         self._symbol = parts.put_back_symbol(symbol)
-        # The user's own, as they are at each call.
+        # The user's own dicts, read at each call.
         self._parameters = parameters
         self._traced: _Traced | None = None
         self._op: Any = None
@@ -485,7 +486,7 @@ class _OfSymbol(_Source):
 
 
 def _labels(symbol: Any) -> list[str]:
-    """Names of the variables that nothing but a loss takes, as its label."""
+    """Return the names of the variables that only a loss reads, as its label."""
     nodes = json.loads(graph_json.text(symbol))["nodes"]
     labels: set[int] = set()
     others: set[int] = set()

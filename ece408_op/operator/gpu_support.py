@@ -1,8 +1,8 @@
-"""Whether MXNet's own operators can run on this machine's GPU; ours bring their own code.
+"""Checks whether MXNet's own operators can run on this machine's GPU; ours bring their own code.
 
-MXNet 1.9.1 for CUDA has machine code for a few architectures and nothing that a driver could
-compile for newer ones. On those, some of its operators fail and others silently skip work
-(FullyConnected omits its bias), so that a network on the GPU gives wrong answers.
+MXNet 1.9.1 for CUDA has machine code for a few architectures and no PTX for newer ones. On those
+some of its operators fail, and others silently skip work (FullyConnected omits its bias), so a
+network on the GPU gives wrong results.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ _STAGED = (
 
 
 def reason_against() -> str | None:
-    """Why no network may run under `mx.gpu()` here, or `None` if it may.
+    """Return why no network may run under `mx.gpu()` here, or `None` if it may.
 
     Raises `MXNetMissing`, and `NoUsableGpu` without a driver or a GPU.
     """
     mx = load_mxnet()
     if not mx.runtime.Features().is_enabled("CUDA"):
         return "this MXNet is built for the CPU only"
-    # MXNet uses the first GPU by default, and the GPUs of a machine are usually of one kind.
+    # MXNet uses the first GPU by default, and a machine's GPUs are usually identical.
     device = gpu.find_driver().gpus[0]
     built_for = fatbin.architectures(mx.libinfo.find_lib_path()[0])
     if any(fatbin.runs_on(each, device.capability) for each in built_for):
@@ -44,7 +44,7 @@ def reason_against() -> str | None:
 
 
 def refuse_networks(contexts: Iterable[Any]) -> None:
-    """Raise `NoUsableGpu`, saying what to do, if MXNet cannot run networks on a context's GPU."""
+    """Raise `NoUsableGpu`, with a remedy, if MXNet cannot run networks on a context's GPU."""
     if any(context.device_type == "gpu" for context in contexts):
         reason = reason_against()
         if reason is not None:
@@ -52,18 +52,19 @@ def refuse_networks(contexts: Iterable[Any]) -> None:
 
 
 def refuse_current_context() -> None:
-    """`refuse_networks` for the context that is in force, as in `with mx.gpu():`."""
+    """Call `refuse_networks` for the current context, as in `with mx.gpu():`."""
     refuse_networks([load_mxnet().context.current_context()])
 
 
-# Seen by those who make an executor or call an operator, so found out once.
+# Cached, because executors and operator calls check it.
 @functools.cache
 def has_random_states(index: int) -> bool:
-    """Whether MXNet, which hands random states to each operator of a library, has them on this GPU.
+    """Return whether MXNet has the random states on this GPU that it passes to each operator of a
+    library.
 
-    Where MXNet has no code for the GPU, the kernel that seeds them fails. MXNet keeps that for the
-    first operator that is given them, and raises it once: so one of MXNet's own is run first. Ours
-    do not read them. False for MXNet's CPU build, and where no GPU is found.
+    If MXNet has no code for the GPU, the kernel that seeds them fails. MXNet raises that error
+    once, in the first operator that receives them: so one of MXNet's own runs first. Our operators
+    do not use them. False for MXNet's CPU build, and if no GPU is found.
     """
     mx = load_mxnet()
     try:
@@ -73,7 +74,7 @@ def has_random_states(index: int) -> bool:
             return True
     except NoUsableGpu:
         return False
-    # Operators are given them in turn.
+    # MXNet passes them to operators in turn.
     for _ in range(int(os.environ.get("MXNET_GPU_PARALLEL_RAND_COPY") or 4)):
         with contextlib.suppress(mx.MXNetError):
             mx.nd.random.uniform(shape=(1,), ctx=mx.gpu(index)).wait_to_read()

@@ -1,4 +1,4 @@
-"""Shapes and types of a convolution's arrays, inferred from what is known of the others."""
+"""Inference of shapes and types of a convolution's arrays from those known."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from ..errors import InvalidProblem, UnsupportedProblem
 from ..problem import ITEM_BYTES, ConvProblem
-from .attributes import ConvAttributes
+from .conv_attributes import ConvAttributes
 
 UNKNOWN = -1
 # MXNet's wheels are built with 32-bit sizes.
@@ -18,14 +18,14 @@ Shape = list[int]
 def infer_shapes(
     attributes: ConvAttributes, given: Sequence[Sequence[int]]
 ) -> tuple[list[Shape], Shape]:
-    """Shapes of data, weight[, bias] and the output, as far as `given` determines them.
+    """Return the shapes of data, weight[, bias] and the output, as far as `given` determines them.
 
-    `given` has one shape for each input, empty if nothing is known; in it, and in what is
-    returned, a size that is not known is -1 (0 is read as the same). The weight's shape follows
-    from the attributes and data's channels, and data's channels from the weight's.
+    `given` has one shape per input, empty if unknown; in it, and in the result, an unknown size is
+    -1 (0 has the same meaning). The weight's shape follows from the attributes and data's channels,
+    and data's channels from the weight's.
 
     Raises `InvalidProblem` when the shapes contradict each other or the attributes, and
-    `UnsupportedProblem` for an output beyond what an array of MXNet can hold.
+    `UnsupportedProblem` for an output that exceeds MXNet's array sizes.
     """
     x_shape = _sizes("data", given[0], attributes)
     w_shape = _sizes("weight", given[1], attributes)
@@ -33,7 +33,7 @@ def infer_shapes(
         x_shape[1] = w_shape[1] * attributes.num_group
     problem = _smallest_problem(attributes, x_shape)
     known = [size != UNKNOWN for size in x_shape]
-    # A one-dimensional problem's images have a height of 1 that its arrays do not show.
+    # The height of 1 of a one-dimensional problem is missing in its arrays' shapes.
     drop = slice(2, 4 - attributes.spatial)
     needed = [
         x_shape,
@@ -48,9 +48,9 @@ def infer_shapes(
 
 
 def infer_types(names: Sequence[str], given: Sequence[str | None]) -> str | None:
-    """The one dtype that all arrays share, or `None` if no input's is known yet.
+    """Return the common dtype of all arrays, or `None` if no input's is known yet.
 
-    Raises `InvalidProblem` for inputs of different dtypes, or of one that is not supported.
+    Raises `InvalidProblem` for inputs of different dtypes, or of an unsupported one.
     """
     known = {dtype for dtype in given if dtype is not None}
     if len(known) > 1:
@@ -98,7 +98,7 @@ def _check_size(name: str, shape: Shape) -> None:
 
 
 def _smallest_problem(attributes: ConvAttributes, x_shape: Shape) -> ConvProblem:
-    """The problem on x, with the smallest possible sizes for those that are unknown."""
+    """Return the problem on x, with the smallest possible values for unknown sizes."""
     extents = [d * (k - 1) + 1 for d, k in zip(attributes.dilate, attributes.kernel)]
     stand_ins = (1, attributes.num_group, *extents[2 - attributes.spatial :])
     return attributes.problem(

@@ -1,4 +1,4 @@
-"""What happens when MXNet is imported: today's NumPy and Python fit, the operator is registered."""
+"""Steps around MXNet's import: compatibility with current NumPy and Python, and registration."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ from .graphs import binding, graph_inference, native_views
 
 @contextlib.contextmanager
 def around_import() -> Iterator[None]:
-    """Have MXNet, imported in the block, find the names it expects, its CUDA build the libraries
-    that it is linked to, and the code of its operators' functions in a file, and import what few
-    programs use when it is used; then `register`."""
+    """Prepare the import of MXNet in the block, and call `register` after it. MXNet then finds the
+    names it expects, its CUDA build the libraries that it links to, and the cached code of its
+    operators' functions; rarely used modules are imported lazily."""
     cuda_libraries.preload()
     startup_hook.prepare()
     with mxnet_functions.kept(), lazy_imports.imported_when_used():
@@ -39,7 +39,7 @@ def around_import() -> Iterator[None]:
 
 
 def register() -> None:
-    """Make the operator known to MXNet, which has been imported."""
+    """Register the operator in the imported MXNet."""
     variables.reserve()
     importlib.import_module("ece408_op.operator.python_operator")
     _silence_reported_errors(importlib.import_module("mxnet.operator"))
@@ -56,11 +56,11 @@ def register() -> None:
 
 
 def _silence_reported_errors(mxnet_operator: Any) -> None:
-    """Keep errors of ours off stdout.
+    """Keep our errors off stdout.
 
-    MXNet prints whatever a custom operator raises to stdout, which is for results, and then
-    raises an error of its own without the text. Ours are kept by `errors.remember` for the
-    caller; other operators' errors are printed as before.
+    MXNet prints errors of a custom operator to stdout, which is for results, and then raises an
+    error of its own without the text. `errors.remember` keeps ours for the caller; other operators'
+    errors are printed as before.
     """
 
     def print_unless_ours(*values: object) -> None:

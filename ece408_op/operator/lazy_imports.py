@@ -1,4 +1,4 @@
-"""Modules that MXNet imports for what few programs use: they are imported when that is used.
+"""Lazy imports of modules that MXNet imports but few programs use.
 
 They take more than half of the time of MXNet's own import.
 """
@@ -19,8 +19,8 @@ _MODULES = ("scipy.stats", "scipy.sparse", "requests")
 
 @contextlib.contextmanager
 def imported_when_used() -> Iterator[None]:
-    """Have MXNet, imported in the block, import these modules at the first use of each, and
-    compare versions without setuptools."""
+    """In the block, which imports MXNet, make these modules lazy, and let MXNet compare versions
+    without setuptools."""
     with contextlib.ExitStack() as stack:
         stack.enter_context(_distutils_of_python())
         for name in _MODULES:
@@ -30,8 +30,8 @@ def imported_when_used() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _distutils_of_python() -> Iterator[None]:
-    """Give MXNet, which compares versions by `distutils`, Python's own, where there is one: a hook
-    of setuptools gives its copy of it, with all of setuptools, in a sixth of a second."""
+    """Give MXNet, which compares versions with `distutils`, Python's own copy, if it exists:
+    setuptools' hook would provide its copy, and import all of setuptools, in 1/6 s."""
     finders = enumerate(sys.meta_path)
     hooks = [(n, each) for n, each in finders if type(each).__module__ == "_distutils_hack"]
     if not hooks or sys.version_info >= (3, 12) or "distutils" in sys.modules:
@@ -41,7 +41,7 @@ def _distutils_of_python() -> Iterator[None]:
         sys.meta_path.remove(hook)
     try:
         with warnings.catch_warnings():
-            # That Python 3.12 has no distutils.
+            # It says that Python 3.12 has no distutils.
             warnings.simplefilter("ignore", DeprecationWarning)
             importlib.import_module("distutils.version")
     finally:
@@ -50,13 +50,13 @@ def _distutils_of_python() -> Iterator[None]:
     try:
         yield
     finally:
-        # Everybody else gets setuptools' copy.
+        # Other importers get setuptools' copy.
         for name in [each for each in sys.modules if each.split(".")[0] == "distutils"]:
             del sys.modules[name]
 
 
 class _Proxy(ModuleType):
-    """Imports the module of its name when something of it is asked for."""
+    """A module that is imported at the first access to an attribute."""
 
     def __getattr__(self, name: str) -> Any:
         if sys.modules.get(self.__name__) is self:
@@ -66,7 +66,7 @@ class _Proxy(ModuleType):
 
 @contextlib.contextmanager
 def _imported_when_used(name: str) -> Iterator[None]:
-    """Give who imports a module within the block a proxy of it."""
+    """Give importers within the block a proxy of a module."""
     if name in sys.modules:
         yield
         return
@@ -75,7 +75,7 @@ def _imported_when_used(name: str) -> Iterator[None]:
     try:
         yield
     finally:
-        # Everybody else gets the module itself.
+        # Other importers get the module itself.
         if sys.modules.get(name) is proxy:
             del sys.modules[name]
         vars(sys.modules.get(parent, proxy)).pop(name.rpartition(".")[2], None)

@@ -1,4 +1,4 @@
-"""Imports MXNet when it is first needed, and then runs the actions that waited for it."""
+"""Import of MXNet at first use, and callbacks that run after it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ..errors import MXNetMissing
 
 
 def load_mxnet() -> Any:
-    """The `mxnet` module, with `ece408_conv` registered.
+    """Return the `mxnet` module, with `ece408_conv` registered.
 
     Raises `MXNetMissing` when it is not installed or does not import.
     """
@@ -32,7 +32,7 @@ def load_mxnet() -> Any:
 
 
 def when_imported(action: Callable[[Any], object]) -> None:
-    """Call `action` with the `mxnet` module: now if it is imported, else as soon as it is."""
+    """Call `action` with the `mxnet` module, now if it is imported, else right after its import."""
     module = sys.modules.get("mxnet")
     if module is not None:
         action(module)
@@ -44,6 +44,6 @@ _when_imported: list[Callable[[Any], object]] = []
 
 
 def tell_imported(mxnet: Any) -> None:
-    """Run the actions that waited for MXNet."""
+    """Run the waiting actions."""
     while _when_imported:
         _when_imported.pop()(mxnet)

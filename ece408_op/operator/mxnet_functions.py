@@ -1,9 +1,8 @@
-"""Keeps the code of the Python functions that MXNet makes of its operators when it is imported.
+"""Cache of the code that MXNet generates for its operators' Python functions at import.
 
-MXNet writes the text of some 2300 functions and has Python compile it, which takes half of the
-import's time. The text is the same in every process, but for the operator's address in memory. So
-code is compiled with a stand-in for the address and kept in the cache; what is loaded from there
-gets the address in the place of the stand-in.
+MXNet generates the text of about 2300 functions and compiles it, which takes half of the import's
+time. The text is the same in every process except for the operator's address. So the code is
+compiled with a placeholder for the address and cached; the address is inserted on loading.
 """
 
 from __future__ import annotations
@@ -25,15 +24,15 @@ from ..errors import Ece408Error
 from ..files import sealed
 
 _MAKERS = ("mxnet.ndarray.register", "mxnet.symbol.register")
-# What their functions call, with the operator's address as the first argument.
+# Their functions call these with the operator's address as the first argument.
 _CALLS = ("_imperative_invoke(", "_symbol_creator(")
 _STAND_IN = 4080408040804080408
 
 
 @contextlib.contextmanager
 def kept() -> Iterator[None]:
-    """Within the block, which imports MXNet, have its functions' code taken from the cache, and put
-    into the cache what was not there."""
+    """In the block, which imports MXNet, load its functions' code from the cache, and add missing
+    code to the cache."""
     code = _Code(_read())
     finder = _Finder(code)
     sys.meta_path.insert(0, finder)
@@ -47,7 +46,7 @@ def kept() -> Iterator[None]:
 
 
 class _Code:
-    """The code of texts: of each from the cache, or compiled."""
+    """Code by text, from the cache or compiled."""
 
     def __init__(self, known: Mapping[bytes, CodeType]) -> None:
         self._known = known
@@ -62,7 +61,7 @@ class _Code:
         return _with_address(code, int(address)) if address else code
 
     def save(self) -> None:
-        """Keep what has been used. Without a cache that can be written all is as without this."""
+        """Save the code used. If the cache cannot be written, nothing happens."""
         if self._used.keys() == self._known.keys():
             return
         with contextlib.suppress(Ece408Error, RuntimeError):
@@ -70,7 +69,7 @@ class _Code:
 
 
 def _parts(text: str) -> tuple[str, str, str]:
-    """A function's text around the operator's address, and that; only the text if it has none."""
+    """Split a function's text at the operator's address; return only the text if it has none."""
     for call in _CALLS:
         before, found, behind = text.partition(call)
         address, comma, rest = behind.partition(",")
@@ -90,7 +89,8 @@ def _with_address(code: CodeType, address: int) -> CodeType:
 
 
 def _path() -> Path:
-    """Python versions have code of their own. Raises `RuntimeError` without a home."""
+    """Return the cache's path, per Python version. Raises `RuntimeError` without a home
+    directory."""
     version = importlib.util.MAGIC_NUMBER.hex()
     return settings.cache() / "mxnet-functions" / f"{sys.implementation.cache_tag}-{version}.bin"
 
@@ -102,7 +102,7 @@ def _read() -> Mapping[bytes, CodeType]:
 
 
 class _Finder(MetaPathFinder):
-    """Finds the modules that make functions as Python would, and has them call `_Code`."""
+    """Finds the generating modules as Python would, and makes them use `_Code`."""
 
     def __init__(self, code: _Code) -> None:
         self.found: list[ModuleType] = []
@@ -119,7 +119,7 @@ class _Finder(MetaPathFinder):
         return spec
 
     def prepare(self, module: ModuleType) -> None:
-        """Give a module an `exec` of its own."""
+        """Give a module its own `exec`."""
         space = vars(module)
 
         def execute(text: str, _: Any, names: dict[str, Any]) -> None:

@@ -1,7 +1,7 @@
-"""Things that the compiled library keeps for nodes of a graph while somebody in Python owns them.
+"""Objects in the compiled library that belong to graph nodes, owned by Python objects.
 
-MXNet may make a node's operator anew for every call; what it keeps is found by a name, one of the
-node's attributes.
+MXNet may recreate a node's operator for every call; its objects are found by a name, which is one
+of the node's attributes.
 """
 
 from __future__ import annotations
@@ -17,19 +17,19 @@ import numpy as np
 from . import compiled_operator
 from .loading import load_mxnet
 
-# A node's attribute with the name of its packed weights' owner.
+# The node attribute that names the owner of its packed weights.
 KEEPS = "keeps"
 
 
 class Owner:
-    """`names` for `count` nodes, which keep something of a kind, "network" or "weights", until this
-    is gone.
+    """`names` for `count` nodes, which keep an object of a kind, "network" or "weights", for the
+    owner's lifetime.
 
-    Whoever makes one keeps the arrays of parameters or weights alive: MXNet could put others where
-    they are, which would be taken for them.
+    The creator must keep the arrays of parameters or weights alive: MXNet could reuse their memory
+    for others, which would be mistaken for them.
     """
 
-    names: Sequence[str] = ()  # also of one that an interrupt keeps from being made
+    names: Sequence[str] = ()  # also defined if an interrupt prevents construction
 
     def __init__(self, kind: str, count: int) -> None:
         self._kind = kind
@@ -39,13 +39,13 @@ class Owner:
         self.renew()
 
     def renew(self) -> None:
-        """Have operators that are made from now on keep something of their own."""
+        """Let operators created from now on keep new objects."""
         self._each("own")
 
     def forget(self, arrays: Sequence[Any]) -> None:
-        """Have nodes make again what they keep of weights: their next arrays are these, which MXNet
-        may put where the last ones were. Of memory that is not MXNet's own they keep nothing.
-        No call of the nodes may be under way."""
+        """Make nodes recreate what they keep of weights: their next arrays are these, which may
+        have the addresses of earlier ones. For memory that MXNet does not own they keep nothing. No
+        call of the nodes may be in progress."""
         self._each("forget", not are_foreign(arrays))
 
     def _each(self, verb: str, *given: int) -> None:
@@ -59,8 +59,8 @@ class Owner:
 
 
 def are_foreign(arrays: Sequence[Any]) -> bool:
-    """Whether one of the NDArrays lies in memory that is not MXNet's own, which others may write
-    without MXNet counting that. So do all where that cannot be told."""
+    """Return whether one of the NDArrays is in memory that MXNet does not own and others may write
+    to without MXNet counting that. If this is unknown, all count as such."""
     return not _knows_memory() or _are_foreign(arrays)
 
 
@@ -71,7 +71,7 @@ def _are_foreign(arrays: Sequence[Any]) -> bool:
 
 @functools.lru_cache(maxsize=1)
 def _knows_memory() -> bool:
-    """Whether MXNet says of an array whose memory it has where the headers that it came with do."""
+    """Return whether arrays have the memory layout that the headers in use declare."""
     nd = load_mxnet().nd
     lent = nd.from_numpy(np.zeros(1, np.float32))
     return not _are_foreign([nd.zeros(1, ctx=load_mxnet().cpu())]) and _are_foreign([lent])
@@ -79,19 +79,19 @@ def _knows_memory() -> bool:
 
 @functools.lru_cache(maxsize=1)
 def library() -> Any:
-    """The compiled library, which is there (see `compiled_operator.missing`)."""
+    """Return the compiled library, which must exist (see `compiled_operator.missing`)."""
     return ctypes.CDLL(str(compiled_operator.LIBRARY))
 
 
 @functools.lru_cache(maxsize=1)
 def locked_library() -> Any:
-    """The same, whose functions are called with Python's lock."""
+    """Return the library for calls that hold the GIL."""
     return ctypes.PyDLL(str(compiled_operator.LIBRARY))
 
 
 def install(mxnet: Any) -> None:
-    """Have nothing kept of weights from the moment that MXNet lends memory of its own to another
-    library by DLPack: MXNet does not count what that writes."""
+    """Stop keeping weights when MXNet first lends its memory to another library by DLPack: MXNet
+    does not count that library's writes."""
     if compiled_operator.missing() is not None:
         return
     functions = mxnet.base._LIB

@@ -1,4 +1,4 @@
-"""Two networks on the same input: how far apart their outputs are, and how long each takes."""
+"""Comparison of two networks on the same input: error and time."""
 
 from __future__ import annotations
 
@@ -19,15 +19,16 @@ _ROUNDS = 9
 
 @dataclass(frozen=True)
 class NetComparison:
-    """Of two networks on one input: `error`, the largest difference between elements of an output,
-    as a share of the first network's largest finite magnitude there; the median seconds of each."""
+    """Result for two networks on one input: `error`, the largest difference between elements of an
+    output relative to the first network's largest finite magnitude in it; and the median seconds of
+    each."""
 
     error: float
     seconds: tuple[float, float]
 
     @property
     def speed_up(self) -> float:
-        """How many times as fast the second one is."""
+        """The first network's time divided by the second's."""
         return self.seconds[0] / self.seconds[1]
 
     def __str__(self) -> str:
@@ -39,10 +40,10 @@ class NetComparison:
 
 
 def compare(net_a: Any, net_b: Any, x: Any, rounds: int = _ROUNDS) -> NetComparison:
-    """Call two Gluon nets, such as one and its swapped copy, on the same input in turns.
+    """Call two Gluon nets, such as one and its swapped copy, on the same input, alternately.
 
-    `x` is an NDArray, or a tuple of a net's several inputs. Each is called once before, and then
-    `rounds` times. Raises `InvalidSetting` where outputs have different shapes, and the errors of
+    `x` is an NDArray, or a tuple of a net's several inputs. Each net is called once to warm up,
+    then `rounds` times. Raises `InvalidSetting` if outputs have different shapes, and the errors of
     the operator.
     """
     inputs = x if isinstance(x, (tuple, list)) else (x,)
@@ -54,14 +55,14 @@ def compare_symbols(
 ) -> NetComparison:
     """As `compare`, for Symbols with the same parameters and one input.
 
-    Raises also `InvalidSetting` for a network whose input is not clear, or not of that shape.
+    Also raises `InvalidSetting` for a network with an ambiguous input, or one of another shape.
     """
     calls = [_bound(each, arg_params, aux_params, x) for each in (first, second)]
     return _measure(calls[0], calls[1], _ROUNDS)
 
 
 def _bound(symbol: Any, arg_params: Any, aux_params: Any, x: np.ndarray) -> Any:
-    """A call of the network."""
+    """Return a function that calls the network."""
     mx = load_mxnet()
     free = [each for each in symbol.list_arguments() if each not in arg_params]
     inputs = [each for each in free if not each.endswith("label")]
@@ -94,7 +95,7 @@ def _measure(first: Callable[[], Any], second: Callable[[], Any], rounds: int) -
 
 
 def _outputs(found: Any) -> list[Any]:
-    """The NDArrays of what a network returns, which may be lists of lists."""
+    """Return the NDArrays in a network's result, which may be nested lists."""
     if isinstance(found, (tuple, list)):
         return [output for each in found for output in _outputs(each)]
     return [found]
@@ -116,7 +117,7 @@ def _difference(first: Sequence[np.ndarray], second: Sequence[np.ndarray]) -> fl
 
 def _share(a: np.ndarray, b: np.ndarray) -> float:
     largest = float(np.abs(a[np.isfinite(a)]).max(initial=0))
-    # What is not finite in one must be the same in the other.
+    # Non-finite elements must be equal in both.
     different = ~((a == b) | (np.isnan(a) & np.isnan(b)))
     if not different.any():
         return 0.0

@@ -1,7 +1,7 @@
-"""`ece408_network`: parts of graphs, each of which MXNet runs as one node on the CPU's arrays while
-the GPU computes it.
+"""`ece408_network`: a part of a graph that MXNet runs as one node on CPU arrays and the GPU
+computes.
 
-kernels/mxnet/network_operator.cpp is what MXNet calls; it calls the functions here.
+kernels/mxnet/network_operator.cpp is called by MXNet, and calls the functions here.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ import numpy as np
 from .. import errors, settings
 from ..errors import UnsupportedProblem
 from . import compiled_operator, native_handles
-from .memory import make_plain
+from .array_memory import make_plain
 
 if TYPE_CHECKING:
     from ..backends.network import Array, Network
 
-# What a network's inputs are, as the header has it: data, with a row for each image; parameters;
-# and what is computed, but is the same for all images.
+# Kinds of a network's inputs, as in the header: data, with one row per image; parameters; and
+# computed arrays that are the same for all images.
 DATA, PARAMETER, FOR_ALL_IMAGES = "012"
-# Of an output of which only the shape is of use.
+# Mark of an output of which only the shape is used.
 UNREAD = "1"
 # The header's ECE408_MOST_DIMENSIONS and ece408_array.
 _MOST_DIMENSIONS = 8
@@ -43,7 +43,7 @@ _ARRAY = np.dtype(
         ("shape", np.int64, (_MOST_DIMENSIONS,)),
     ]
 )
-# By MXNet's numbers.
+# Types by MXNet's numbers.
 _TYPES = ("float32", "float64", "float16", "uint8", "int32", "int8", "int64")
 
 _Open = ctypes.CFUNCTYPE(
@@ -65,20 +65,20 @@ _numbers = itertools.count(1)
 
 
 def install() -> None:
-    """Have the operator call the functions of this module, if MXNet has loaded it."""
+    """Register this module's functions with the operator, if MXNet has loaded it."""
     if compiled_operator.missing() is None:
         native_handles.library().ece408_network_use(_open, _compute, _close)
         native_handles.library().ece408_parameters_use(_seen)
 
 
 def missing() -> str | None:
-    """Why there is no such operator, in one line, or `None` if there is."""
+    """Return in one line why the operator is unavailable, or `None` if it is available."""
     return compiled_operator.missing()
 
 
 class Opened:
-    """A network of a part, by its JSON, by what its inputs are and by its outputs that need not be
-    computed, and its parameters as it last had them.
+    """The network of a part, with its last parameters. `graph` is its JSON, `kinds` the kinds of
+    its inputs, and `unread` the outputs that need not be computed.
 
     Raises what `Network` does.
     """
@@ -105,7 +105,8 @@ class Opened:
         outputs: Sequence[Array],
         are_held: bool = True,
     ) -> None:
-        """Run it; `parameters` is what MXNet says of them, and `are_held` as `Network` has it."""
+        """Run it; `parameters` is MXNet's description of them, and `are_held` is that of
+        `Network`."""
         _close_retired()
         text, arrays = self._last
         if text != parameters:
@@ -116,12 +117,12 @@ class Opened:
         self._network.compute(inputs, [outputs[n] for n in self._read], are_held)
 
     def close(self) -> None:
-        """Give back what it has on the GPU."""
+        """Free its memory on the GPU."""
         self._network.close()
 
     def retire(self, retired: deque[Opened] = _retired) -> None:
-        """Have it closed before another network is made or runs: Python may find, in the middle of
-        what another one does, that nobody needs this one, or when this module's names are gone."""
+        """Queue it for closing before another network is created or runs: garbage collection may
+        call this in the middle of another one's work, or when this module's names are gone."""
         retired.append(self)
 
 
@@ -129,7 +130,7 @@ _said: set[str] = set()
 
 
 def _say_what_is_not_heard(nodes: Iterable[Mapping[str, Any]]) -> None:
-    """Tell stderr, once for each, of kernels that are asked for: networks choose theirs."""
+    """Warn once on stderr about each requested kernel: networks choose their own."""
     asked = {node.get("attrs", {}).get("cuda_kernel", "None") for node in nodes}
     kernels = {settings.kernel(), *asked} - {None, "None", *_said}
     for kernel in sorted(map(str, kernels)):
@@ -149,7 +150,8 @@ def _close_retired() -> None:
 
 
 def known_kinds(kinds: str, dimensions: Sequence[int], first_sizes: Sequence[int]) -> str:
-    """What inputs of these shapes are: data is what has as many rows as the largest array of it."""
+    """Return the kinds of inputs with these shapes: data has as many rows as the largest data
+    array."""
     data = [n for n, kind in enumerate(kinds) if kind == DATA]
     if not data:
         return kinds
@@ -161,9 +163,9 @@ def known_kinds(kinds: str, dimensions: Sequence[int], first_sizes: Sequence[int
 
 
 class Parameters:
-    """Arrays of MXNet's that are a network's parameters, watched for changes.
+    """MXNet arrays that are a network's parameters, watched for changes.
 
-    Its methods are to be called by one thread at a time.
+    Call its methods from one thread at a time.
     """
 
     def __init__(self, arrays: Sequence[Any]) -> None:
@@ -186,7 +188,7 @@ class Parameters:
         heads = [[len(arrays), 0, 0]]
         arguments = list(range(len(arrays)))
         graph = {"nodes": [*nodes, look], "arg_nodes": arguments, "heads": heads}
-        # Or MXNet tells the terminal that it converts an old file.
+        # Otherwise MXNet prints that it converts an old file.
         major, minor, patch = map(int, mxnet.__version__.split(".")[:3])
         version = 10000 * major + 100 * minor + patch
         text = json.dumps({**graph, "attrs": {"mxnet_version": ["int", version]}})
@@ -194,21 +196,21 @@ class Parameters:
         _watched[self._number] = self
 
     def are(self, arrays: Sequence[Any]) -> bool:
-        """Whether these are the arrays, rather than others in their place."""
+        """Return whether these are the same arrays."""
         return len(arrays) == len(self._arrays) and all(map(operator.is_, arrays, self._arrays))
 
     def described(self) -> bytes:
-        """What MXNet says of them when all writes to them are done. Addresses are not to be read:
-        they can be those of copies that are gone, and MXNet moves an array when a convolution puts
-        it into a layout of oneDNN's."""
+        """Return MXNet's description of the arrays when all writes to them are done. Do not use its
+        addresses: they may be those of deleted copies, and MXNet moves an array when a convolution
+        converts it to oneDNN's layout."""
         if self._arrays:
             self._executor.forward(is_train=False)
             self._executor.outputs[0].wait_to_read()
         return self._described
 
     def held(self, work: Callable[[bytes], object]) -> None:
-        """Call `work`, on a thread of MXNet's, with what MXNet says of them; until it returns, or
-        raises, they stay where they are. Raises what it does."""
+        """Call `work` on a thread of MXNet's, with MXNet's description of the arrays, which stay in
+        place until it returns. Raises what it raises."""
         if not self._arrays:
             work(b"")
             return
@@ -230,7 +232,7 @@ class Parameters:
             raise failures[0]
 
     def seen(self, described: bytes) -> None:
-        """What MXNet's operator calls."""
+        """Called by MXNet's operator."""
         self._described = described
         if self._work is not None:
             self._work(described)

@@ -1,8 +1,8 @@
-"""A finder in Python's import system that prepares MXNet and registers `ece408_conv` whenever MXNet
-is imported, by the user's script or by this package.
+"""Import hook that prepares MXNet and registers `ece408_conv` whenever MXNet is imported, by the
+user's script or by this package.
 
-Help texts and checks of an installation need no MXNet and do not wait for it; nor does who imports
-this package wait for the modules that MXNet makes necessary.
+Help texts and installation checks do not wait for MXNet, and importing this package does not wait
+for modules that only MXNet needs.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def register_with_mxnet() -> None:
 
 
 class _MXNetFinder(MetaPathFinder):
-    """Finds `mxnet` as Python would, and has its loader prepare and register."""
+    """Finds `mxnet` as Python would, and wraps its loader."""
 
     def find_spec(
         self, name: str, path: Sequence[str] | None, target: ModuleType | None = None

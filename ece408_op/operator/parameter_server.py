@@ -1,6 +1,6 @@
-"""A server or the scheduler of a job: `python -m ece408_op.operator.parameter_server`.
+"""Server or scheduler of a job: `python -m ece408_op.operator.parameter_server`.
 
-Importing MXNet makes a process what DMLC_ROLE says; the import ends when the job does.
+Importing MXNet makes the process what DMLC_ROLE says; the import returns when the job ends.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ def main() -> None:
 
 
 def _end(given: Any) -> None:
-    """End the process where its optimizer, or the reading of one, raises: MXNet would go on with
-    wrong weights, as Python only prints what a function raises that C++ has called."""
+    """End the process if its optimizer, or unpickling one, raises: MXNet would continue with wrong
+    weights, because Python only prints exceptions in callbacks from C++."""
     traceback.print_exception(given.exc_type, given.exc_value, given.exc_traceback)
     if "callback" in (given.err_msg or ""):
         sys.stderr.flush()

@@ -1,7 +1,7 @@
-"""NDArrays in page-locked memory, which is free again when MXNet's last array there is gone.
+"""NDArrays in page-locked memory, which is freed with MXNet's last array in it.
 
-Results of calls on arrays lie there, if the backend lends memory for them, and what users put
-there. What lies between a graph's nodes is in memory that MXNet plans.
+Used for results of calls on arrays, if the backend lends memory for them, and for arrays that users
+copy with `page_locked`. Intermediate arrays of graphs are in memory that MXNet plans.
 """
 
 from __future__ import annotations
@@ -38,17 +38,17 @@ class _Tensor(ctypes.Structure):
 
 
 def page_locked(array: Any) -> Any:
-    """A copy of an NDArray, or of a NumPy array, of float32, float64 or float16 on the CPU, in
-    memory that GPUs read and write in place: staged calls copy it faster.
+    """Copy an NDArray or NumPy array of float32, float64 or float16 on the CPU to page-locked
+    memory, which GPUs access directly: staged calls copy it faster.
 
-    Shape and type are the array's; the memory is free again when the copy is gone. From a fork of
-    the process on it is ordinary memory. Raises `InvalidProblem` for an array of another type,
-    without elements or on a GPU, `NoUsableGpu`, `NotEnoughMemory` for more than a quarter of the
-    memory that is free, and `GpuFailed` where the machine locks none.
+    The memory is freed with the copy. After a fork of the process it is ordinary memory. Raises
+    `InvalidProblem` for an array of another type, without elements or on a GPU, `NoUsableGpu`,
+    `NotEnoughMemory` for more than a quarter of the free memory, and `GpuFailed` if the machine
+    cannot lock memory.
     """
     mx = load_mxnet()
     _check(array)
-    # Imported where it is needed, as all that is for GPUs.
+    # Imported only if used, like all GPU code.
     from ..backends.cuda.runtime import device
     from ..backends.cuda.runtime import page_locked as memory_of
 
@@ -74,14 +74,14 @@ def _check(array: Any) -> None:
 
 
 def result(mxnet: Any, backend: Backend, problem: ConvProblem, shape: Sequence[int]) -> Any:
-    """An NDArray for a result of this shape in memory that the backend lends, or `None` where it
-    lends none. Raises what its `prepare` raises."""
+    """Return an NDArray for a result of this shape in memory that the backend lends, or `None` if
+    it lends none. Raises what its `prepare` raises."""
     memory = backend.result_memory(problem)
     return None if memory is None else _array(mxnet, memory, shape, problem.dtype)
 
 
 def _array(mxnet: Any, memory: HostMemory, shape: Sequence[int], dtype: str) -> Any:
-    # As the whole tensor, not a view of one: MXNet's gradient of max pooling is wrong for views.
+    # The whole tensor, not a view: MXNet's gradient of max pooling is wrong for views.
     fork_safety.do_before_forks(memory.before_fork)
     sizes = (ctypes.c_int64 * len(shape))(*shape)
     deleter = ctypes.cast(native_handles.library().ece408_memory_is_free, ctypes.c_void_p)
@@ -91,6 +91,6 @@ def _array(mxnet: Any, memory: HostMemory, shape: Sequence[int], dtype: str) -> 
     )
     base, handle = mxnet.base, mxnet.base.NDArrayHandle()
     take = base._LIB.MXNDArrayFromDLPackEx
-    is_copied = True  # what describes the tensor, which MXNet may need until after Python's end
+    is_copied = True  # MXNet may need the tensor's description until after Python's end
     base.check_call(take(ctypes.byref(tensor), is_copied, ctypes.byref(handle)))
     return mxnet.nd.NDArray(handle)

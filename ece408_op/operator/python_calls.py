@@ -1,10 +1,10 @@
-"""Lets no signal interrupt MXNet's calls into Python, and ends them before Python ends.
+"""Protection of MXNet's calls into Python from signals and from the end of Python.
 
-MXNet asks an operator written in Python for shapes and the like on its user's thread. Python
-handles Ctrl-C there as anywhere, but what that raises would be printed and lost, or kill the
-process. And MXNet's own threads call Python to run operators and to delete them, which hangs or
-aborts the process once Python ends. So every such call goes through the compiled library
-(kernels/mxnet/python_calls.cpp). Without the library MXNet calls Python itself.
+MXNet calls an operator written in Python, for example for shapes, on its user's thread. Python
+handles Ctrl-C there as anywhere, but the exception would be printed and lost, or kill the process.
+MXNet's own threads also call Python to run operators and to delete them, which hangs or aborts the
+process once Python ends. So every such call goes through the compiled library
+(kernels/mxnet/python_calls.cpp). Without the library MXNet calls Python directly.
 """
 
 from __future__ import annotations
@@ -31,22 +31,22 @@ def _library() -> Any:
 
 
 def install(mxnet: Any) -> None:
-    """Keep what signal handlers raise where Python would only print it; end MXNet before Python."""
+    """Keep exceptions of signal handlers that Python would only print; end MXNet before Python."""
     library = _library()
     if library is None:
         return
-    # Functions of PyDLL keep Python's lock.
+    # Functions of PyDLL hold the GIL.
     unraisable = ctypes.PyDLL(str(compiled_operator.LIBRARY)).ece408_unraisable
     unraisable.argtypes = [ctypes.py_object] * 3
     unraisable.restype = ctypes.py_object
-    # Not a function in Python: what it has raised later would be raised in that one.
+    # Not a Python function, because a later signal would raise its exception in that one.
     sys.unraisablehook = functools.partial(unraisable, _is_of_signal, sys.unraisablehook)
     # Last in, first out: before MXNet's own, which hangs if an operator is in flight.
     atexit.register(_end, mxnet)
 
 
 def register(mxnet: Any, name: str) -> Callable[[type], type]:
-    """`mxnet.operator.register(name)`, of the one operator that is called through the library."""
+    """Call `mxnet.operator.register(name)` for the one operator that the library guards."""
 
     def do_register(prop: type) -> type:
         library, mxnet_library = _library(), mxnet.base._LIB
@@ -70,7 +70,7 @@ def register(mxnet: Any, name: str) -> Callable[[type], type]:
 def before_forks(action: Callable[[], None]) -> None:
     """Call `action` before every fork; signals wait until the fork is done.
 
-    Python would only print what a handler raises during a fork, in the middle of its own work.
+    Python would only print an exception that a handler raises during a fork.
     """
     if _library() is None:
         os.register_at_fork(before=action)
@@ -84,12 +84,12 @@ def before_forks(action: Callable[[], None]) -> None:
 
 
 def _is_of_signal(given: Any) -> bool:
-    """Whether a signal's handler raised this, rather than the code that it interrupted."""
+    """Return whether a signal's handler raised this, rather than the code that it interrupted."""
     if issubclass(given.exc_type, KeyboardInterrupt):
         return True
     interrupted, entry = None, given.exc_traceback
     while entry is not None:
-        # A handler in Python is called with the frame that it interrupts.
+        # A handler in Python receives the interrupted frame as an argument.
         values = list(entry.tb_frame.f_locals.values())
         values += [each for value in values if type(value) is tuple for each in value]
         if interrupted is not None and any(value is interrupted for value in values):
@@ -99,7 +99,7 @@ def _is_of_signal(given: Any) -> bool:
 
 
 def _end(mxnet: Any) -> None:
-    # What MXNet has gathered to give it to its threads at once.
+    # Flush operators that MXNet has collected for its threads.
     mxnet.engine.set_bulk_size(0)
     base = mxnet.base
     has_others = threading.active_count() > 1

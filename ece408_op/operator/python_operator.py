@@ -1,4 +1,4 @@
-"""The operator `ece408_conv` as MXNet sees it: attributes, inference, forward, backward."""
+"""Operator `ece408_conv` in MXNet's interface: attributes, inference, forward, backward."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from .. import dispatch, errors
 from ..errors import Ece408Error, InvalidProblem
 from ..problem import ConvProblem
 from . import fork_safety, python_calls
-from .attributes import ConvAttributes, problem_of
+from .array_memory import pointer
+from .conv_attributes import ConvAttributes, problem_of
 from .graphs.graph_json import OP_TYPE
 from .inference import infer_shapes, infer_storage, infer_types
-from .memory import pointer
 
 
 class ConvolutionOp(mx.operator.CustomOp):
-    """One convolution layer at work. Errors are kept in `errors` for the caller of MXNet."""
+    """One convolution layer. `errors` keeps its errors for the caller of MXNet."""
 
     def __init__(self, attributes: ConvAttributes, layer: dispatch.Layer) -> None:
         super().__init__()
@@ -78,14 +78,14 @@ class ConvolutionOp(mx.operator.CustomOp):
 
 @python_calls.register(mx, OP_TYPE)
 class ConvolutionProp(mx.operator.CustomOpProp):
-    """What MXNet asks about `ece408_conv` before it runs.
+    """Properties of `ece408_conv` that MXNet queries before it runs.
 
     Inputs: data (B, C, H, W), weight (M, C / num_group, KH, KW) and, unless `no_bias`, bias (M,).
     """
 
     def __init__(self, **attributes: str) -> None:
         super().__init__(need_top_grad=True)
-        # An exception here would kill the process; it is raised by the first question instead.
+        # An exception here would kill the process; the first query raises it instead.
         self._error: Ece408Error | None = None
         self._attributes = ConvAttributes((1, 1), 1)
         try:
@@ -133,7 +133,7 @@ class ConvolutionProp(mx.operator.CustomOpProp):
         fork_safety.note_use()
         device, index = ("gpu", ctx.device_id) if ctx.device_type == "gpu" else ("cpu", 0)
         layer = self._attributes.layer_on(device, index)
-        # MXNet drops errors raised here; forward() raises it again.
+        # MXNet drops errors raised here; forward() raises them again.
         with contextlib.suppress(Ece408Error):
             dtype = _type_name(in_dtypes[0])
             dispatch.prepare(problem_of(self._attributes, tuple(in_shapes[0]), dtype), layer)
@@ -141,5 +141,5 @@ class ConvolutionProp(mx.operator.CustomOpProp):
 
 
 def _type_name(dtype: Any) -> str:
-    """The name of a type, or of the type that MXNet has this number for."""
+    """Return the name of a type, or of MXNet's number of one."""
     return np.dtype(mx.ndarray.ndarray._DTYPE_MX_TO_NP.get(dtype, dtype)).name

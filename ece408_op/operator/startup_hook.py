@@ -1,7 +1,7 @@
-"""Lets `import mxnet` come before `import ece408_op`.
+"""Startup hook that lets `import mxnet` come before `import ece408_op`.
 
 The wheel has a copy of this file beside the package, and a .pth file by which every Python of the
-installation runs it when it starts. So it imports next to nothing, and nothing of the package.
+installation runs it at startup. So it imports next to nothing, and nothing of the package.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ import sys
 
 
 def prepare() -> None:
-    """Give MXNet 1.9 the names it expects of NumPy (before 1.24) and Python (before 3.12); see to
-    it that a worker of a job ends where its program fails."""
+    """Provide the names that MXNet 1.9 expects of NumPy (before 1.24) and Python (before 3.12), and
+    end a job's worker when its program fails."""
     if sys.version_info >= (3, 12):
         import setuptools  # noqa: F401  (provides distutils)
     import numpy
@@ -23,8 +23,8 @@ def prepare() -> None:
 
 
 class _EndOfWorker:
-    """Ends a process once an error was told. MXNet would wait for all other workers when Python
-    ends, and those wait for this one."""
+    """Ends the process after an error has been printed. MXNet would wait at exit for all other
+    workers, which wait for this one."""
 
     def __init__(self, tell: object) -> None:
         self._tell = tell
@@ -38,7 +38,7 @@ class _EndOfWorker:
 
 
 class _Finder:
-    """Finds nothing, but prepares where `mxnet` is about to be imported."""
+    """Finds nothing, but prepares when `mxnet` is about to be imported."""
 
     def find_spec(self, name: str, path: object = None, target: object = None) -> None:
         if name == "mxnet":
@@ -46,7 +46,7 @@ class _Finder:
             try:  # noqa: SIM105
                 prepare()
             except ImportError:
-                # MXNet itself says what is missing.
+                # MXNet itself reports what is missing.
                 pass
 
 

@@ -1,1 +1,1 @@
-"""Records what a program did and how long each part took, and sums it up in nvprof's columns."""
+"""Profiler: records what a program does and how long each part takes; nvprof's columns."""

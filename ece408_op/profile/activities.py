@@ -1,4 +1,4 @@
-"""A profile: activities on one time line, and the program they were recorded from."""
+"""Profile: activities on one time line, and the recorded program."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from ..errors import InvalidSetting
 
 SCHEMA = 1
 
-# Kinds of activities. On a GPU: a kernel, a copy or a fill. On the CPU: a call of CUDA's API, an
-# operator of MXNet's, or a call of our operator's backend.
+# Kinds of activities. GPU: a kernel, a copy or a fill. CPU: a CUDA API call, an MXNet operator, or
+# a call of our operator's backend.
 KERNEL, MEMCPY, MEMSET = "kernel", "memcpy", "memset"
 API, OPERATOR, OP_CALL = "api", "operator", "op_call"
 KINDS = (KERNEL, MEMCPY, MEMSET, API, OPERATOR, OP_CALL)
@@ -22,18 +22,18 @@ ON_GPU = (KERNEL, MEMCPY, MEMSET)
 
 @dataclass(frozen=True)
 class Activity:
-    """Something that took `duration_ns` nanoseconds, from `start_ns` after the recording began.
+    """An activity of `duration_ns` nanoseconds, `start_ns` after the recording began.
 
-    `track` is what it ran on, such as "GPU 0 stream 7" or "thread 1234"; activities of one track
-    follow or enclose each other. `details` depend on `kind`:
+    `track` is its stream or thread, such as "GPU 0 stream 7" or "thread 1234"; activities of one
+    track follow or enclose each other. `details` depend on `kind`:
 
-    kernel: grid, block (lists of 3), registers (of a thread), static_shared, dynamic_shared
-        (bytes of a block), local (bytes of a thread: the stack and spilled registers), device
+    kernel: grid, block (lists of 3), registers (per thread), static_shared, dynamic_shared
+        (bytes per block), local (bytes per thread: the stack and spilled registers), device
     memcpy, memset: bytes, device
     api: none
     operator: context, such as "cpu/0"
     op_call: layer, direction, backend, kernel, problem (the repro line), flops, bytes (each input
-        read once and each output written once); on a GPU events_ms, what lies between events
+        read once and each output written once); on a GPU events_ms, the time between events
         before and after its kernels
 
     An activity on a GPU within one call of our operator also has that call's layer.
@@ -55,10 +55,10 @@ class Activity:
 class Profile:
     """One program's run. Activities are sorted by their start.
 
-    `command` is what ran, `exit_code` how it ended, `elapsed_s` wall seconds; `machine` is
+    `command` is what ran, `exit_code` its exit code, `elapsed_s` wall seconds; `machine` is
     `environment.machine()`'s description with versions. `notes` say what could not be recorded and
-    why. `kernel_figures` are `kernel_figures.Figure`s as dicts, and `ceilings` the measured rates
-    of the GPU that they are held against (`None` without a GPU); `counters` are ncu's, by kernel.
+    why. `kernel_figures` are `kernel_figures.Figure`s as dicts, and `ceilings` the GPU's measured
+    rates for comparison (`None` without a GPU); `counters` are ncu's, by kernel.
     """
 
     activities: tuple[Activity, ...]
@@ -72,7 +72,7 @@ class Profile:
     counters: tuple[Mapping[str, Any], ...] = ()
 
     def of_kinds(self, *kinds: str) -> list[Activity]:
-        """The activities of these kinds, in order."""
+        """Return the activities of these kinds, in order."""
         return [activity for activity in self.activities if activity.kind in kinds]
 
 
@@ -82,9 +82,9 @@ _TUPLES = ("command", "notes", "kernel_figures", "counters")
 
 
 def to_json(profile: Profile, **more: Any) -> str:
-    """The profile as JSON text that `from_json` reads; `more` is added at the top.
+    """Return the profile as JSON text for `from_json`; `more` is added at the top level.
 
-    One line for each activity, a list in the order of "columns".
+    One line per activity, a list in the order of "columns".
     """
     names = (*_PLAIN, *_TUPLES)
     head = {"schema": SCHEMA, **{name: getattr(profile, name) for name in names}, **more}
@@ -97,7 +97,7 @@ def to_json(profile: Profile, **more: Any) -> str:
 
 
 def from_json(text: str) -> Profile:
-    """The profile in a text that `to_json` wrote. Raises `InvalidSetting` for any other text."""
+    """Parse a text written by `to_json`. Raises `InvalidSetting` for any other text."""
     try:
         document = json.loads(text)
         found = document["schema"]
@@ -114,7 +114,7 @@ def from_json(text: str) -> Profile:
 
 
 def read(path: Path) -> Profile:
-    """The profile in a file that `--json` wrote. Raises `InvalidSetting`."""
+    """Read a file written by `--json`. Raises `InvalidSetting`."""
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
@@ -123,5 +123,5 @@ def read(path: Path) -> Profile:
 
 
 def in_order(activities: Iterable[Activity]) -> tuple[Activity, ...]:
-    """Sorted by start; of those that start together, what encloses the others comes first."""
+    """Sort by start; activities that enclose others with the same start come first."""
     return tuple(sorted(activities, key=lambda each: (each.start_ns, -each.duration_ns)))

@@ -1,4 +1,4 @@
-"""Op times of MXNet's own convolutions, which MXNet's profiler takes."""
+"""Op times of MXNet's own convolutions, from MXNet's profiler."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from collections.abc import Iterator
 
 from .mxnet_recorder import MXNetRecorder
 
-# The second is oneDNN's, with what MXNet fuses into it.
+# The second is oneDNN's, with operators that MXNet fuses into it.
 _CONVOLUTIONS = ("Convolution", "_sg_mkldnn_conv")
 
 
 @contextlib.contextmanager
 def told() -> Iterator[None]:
-    """Record MXNet's operators within the block, and afterwards print to stderr the wall seconds of
-    each call of a convolution, in the order of the calls. MXNet must not have been imported."""
+    """Record MXNet's operators within the block, and afterwards print the wall seconds of each call
+    of a convolution to stderr, in order. MXNet must not have been imported."""
     recorder = MXNetRecorder()
     recorder.start()
     try:

@@ -1,7 +1,7 @@
-"""Records what GPUs do, and the calls of CUDA's API, with NVIDIA's CUPTI through cupti-python.
+"""Recorder of GPU activities and CUDA API calls, with NVIDIA's CUPTI through cupti-python.
 
-CUPTI delivers buffers of records on its own threads, with times by its own clock. Reading that
-clock and the system's together brings all activities onto one time line.
+CUPTI delivers buffers of records on its own threads, with its own clock. Reading that clock and the
+system's together maps all activities to one time line.
 """
 
 from __future__ import annotations
@@ -18,22 +18,22 @@ from .activities import API, KERNEL, MEMCPY, MEMSET, Activity, in_order
 from .demangle import demangle
 from .op_recorder import thread_track
 
-# Making records of a full buffer into objects takes Python's lock for as long as 20 ms for each
-# 64 KiB, so a milestone's should not become full; a large one takes a while to be made. Of m3.1's
-# second layer on an H200, the op time was 37 to 53 ms without a profile, 51 to 64 with 16 or 64
-# KiB, 36 to 40 with 256 or 1024 KiB, 35 to 56 with 4096 KiB.
+# Converting the records of a full buffer to objects holds the GIL for up to 20 ms per 64 KiB, so a
+# milestone should not fill one; a large buffer takes time to allocate. Op time of m3.1's second
+# layer on an H200: 37 to 53 ms without a profile, 51 to 64 with 16 or 64 KiB, 36 to 40 with 256 or
+# 1024 KiB, 35 to 56 with 4096 KiB.
 _BUFFER_BYTES = 512 << 10
 _MOST_PENDING = 100_000
 _KINDS = ("CONCURRENT_KERNEL", "MEMCPY", "MEMCPY2", "MEMSET", "DRIVER", "RUNTIME")
-# CUpti_ActivityMemcpyKind, as nvprof calls them.
+# CUpti_ActivityMemcpyKind, by nvprof's names.
 _DIRECTIONS = {1: "HtoD", 2: "DtoH", 3: "HtoA", 4: "AtoH", 5: "AtoA", 6: "AtoD", 7: "DtoA",
                8: "DtoD", 9: "HtoH", 10: "PtoP"}  # fmt: skip
 _OLDEST_PYTHON = (3, 10)
 
 
 class CuptiRecorder:
-    """Kernels, copies, fills and API calls of this process between `start` and `stop`, by the
-    system's clock. `notes` says after `stop` what is missing."""
+    """Records kernels, copies, fills and API calls of this process between `start` and `stop`, by
+    the system's clock. After `stop`, `notes` says what is missing."""
 
     def __init__(self) -> None:
         self._cupti = load()
@@ -54,14 +54,14 @@ class CuptiRecorder:
         self.notes: list[str] = []
 
     def start(self) -> None:
-        """Begin. Raises `ProfilingNotPermitted`, and `ProfilerMissing` if CUPTI does not start."""
+        """Start. Raises `ProfilingNotPermitted`, and `ProfilerMissing` if CUPTI does not start."""
         try:
             self._cupti.activity_register_callbacks(_buffer, self._completed)
             for kind in self._kinds:
                 self._cupti.activity_enable(kind)
             self._offset_ns = self._clock_offset()
         except Exception as error:
-            # The module raises errors other than cuptiError that it does not name.
+            # The module raises undocumented errors other than cuptiError.
             raise _refusal(error) from error
 
     def stop(self) -> list[Activity]:
@@ -73,14 +73,14 @@ class CuptiRecorder:
             return without_nested_calls(self._activities)
 
     def _clock_offset(self) -> int:
-        """Nanoseconds from CUPTI's clock to the system's."""
+        """Return the offset of the system's clock from CUPTI's, in nanoseconds."""
         before = time.time_ns()
         stamp = self._cupti.get_timestamp()
         return (before + time.time_ns()) // 2 - stamp
 
     def _completed(self, records: list[Any]) -> None:
-        # Reading takes Python's lock, which the program needs, so it waits for the program's end,
-        # unless memory would run short: records are large, and keep the buffer that they lie in.
+        # Reading holds the GIL, which the program needs, so it waits for the program's end unless
+        # memory would run short: records are large, and keep their buffer alive.
         with self._lock:
             self._pending += records
             if len(self._pending) >= _MOST_PENDING:
@@ -132,7 +132,7 @@ class CuptiRecorder:
 
 
 def load() -> Any:
-    """The module `cupti.cupti`. Raises `ProfilerMissing`, saying what to install."""
+    """Return the module `cupti.cupti`. Raises `ProfilerMissing` with what to install."""
     if sys.version_info < _OLDEST_PYTHON:
         raise ProfilerMissing(
             f"profiling on the GPU needs Python 3.10 or later, this is {sys.version.split()[0]}; "
@@ -148,7 +148,8 @@ def load() -> Any:
 
 
 def without_nested_calls(activities: list[Activity]) -> list[Activity]:
-    """Without the driver calls that the runtime makes: calls within a call of the same thread."""
+    """Return the activities without driver calls made by the runtime: calls within a call of the
+    same thread."""
     kept: list[Activity] = []
     ends: dict[str, int] = {}
     for activity in in_order(activities):
@@ -161,7 +162,7 @@ def without_nested_calls(activities: list[Activity]) -> list[Activity]:
 
 
 def _buffer() -> tuple[int, int]:
-    """The size in bytes of a buffer for records, and 0: no other limit on their number."""
+    """Return the size in bytes of a buffer for records, and 0: no other limit on their number."""
     return _BUFFER_BYTES, 0
 
 

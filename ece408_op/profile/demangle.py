@@ -1,4 +1,4 @@
-"""C++ names of kernels as they stand in the source."""
+"""Demangling of C++ kernel names."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 @functools.lru_cache(maxsize=4096)
 def demangle(name: str) -> str:
-    """The name in C++ for a symbol such as `_Z4copyPf`; any other name as it is."""
+    """Return the C++ name for a symbol such as `_Z4copyPf`; other names unchanged."""
     library = _library() if name.startswith("_Z") else None
     if library is None:
         return name
@@ -26,7 +26,7 @@ def demangle(name: str) -> str:
 
 @functools.cache
 def _library() -> Any:
-    """The C++ runtime, or `None` without one."""
+    """Return the C++ runtime, or `None` if it is missing."""
     try:
         library = ctypes.CDLL("libstdc++.so.6")
     except OSError:

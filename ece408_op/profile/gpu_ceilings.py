@@ -1,4 +1,4 @@
-"""Measures what a GPU can do at most; kernels' rates are compared with these ceilings."""
+"""Measured peak rates of a GPU, to which kernels' rates are compared."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from ..backends.cuda.plan import Capability, architecture
+from ..backends.cuda.kernel_plan import Capability, architecture
 from ..backends.cuda.runtime import launcher
-from ..backends.cuda.runtime.compiler import compile_plan
 from ..backends.cuda.runtime.device import BEGIN, COMPUTED, Gpu, Lane, immortal
+from ..backends.cuda.runtime.nvcc_compiler import compile_plan
 
 SOURCE = "measuring/ceilings.cu"
 ARCHITECTURES = ("75", "80", "86", "89", "90", "90a", "100", "120")
@@ -17,16 +17,17 @@ _COPY_BYTES = 1 << 30
 _THREADS = 256
 _BLOCKS_PER_PROCESSOR = 8
 _REPEAT = 5
-# Milliseconds of arithmetic, about, on any GPU there is.
+# Iterations for some milliseconds of arithmetic on any current GPU.
 _ROUNDS = {"multiply_adds": 20_000, "tf32_products": 8_000, "half_products": 8_000}
-# Three products on the tensor cores stand for one at float32 accuracy.
+# Tensor-core products per product at float32 accuracy.
 _PRODUCTS = 3
 
 
 @dataclass(frozen=True)
 class GpuCeilings:
-    """Copies within the GPU's memory in GB/s, bytes read and written; float32 multiply-adds, and
-    TF32 and half-precision products on the tensor cores (0 where there are none), in GFLOP/s."""
+    """Peak rates: copies within the GPU's memory in GB/s, bytes read and written; float32
+    multiply-adds, and TF32 and half-precision products on the tensor cores (0 if missing), in
+    GFLOP/s."""
 
     copy_gbs: float
     fp32_gflops: float
@@ -34,10 +35,10 @@ class GpuCeilings:
     fp16_gflops: float = 0.0
 
     def gflops(self, precision: str) -> float:
-        """The fastest way to results of this precision: "float32", "tf32" or "float16".
+        """Return the highest rate for results of this precision: "float32", "tf32" or "float16".
 
-        Numbers of half the bits, two for one, give float32 accuracy in three products, and one of
-        them, scaled, is as accurate as TF32; so tensor cores count for every precision.
+        Numbers split into two halves give float32 accuracy in three products, and one product of
+        scaled halves is as accurate as TF32; so tensor cores count for every precision.
         """
         tensor = max(self.tf32_gflops, self.fp16_gflops)
         if precision == "float32":
@@ -56,9 +57,9 @@ class GpuCeilings:
 
 
 def measure(gpu: Gpu) -> GpuCeilings:
-    """The best of some runs of each.
+    """Measure each rate; return the best of several runs.
 
-    Raises `NotEnoughMemory` where 2 GiB are not free, and the errors of compiling and launching.
+    Raises `NotEnoughMemory` if 2 GiB are not free, and the errors of compiling and launching.
     """
     with gpu.active(), gpu.lane(2 * _COPY_BYTES) as lane:
         module = _module(gpu.capability)
@@ -87,7 +88,7 @@ def _module(capability: Capability) -> Any:
 
 
 def _operations(module: Any, name: str) -> int:
-    """Operations of a block in one round, as the source says."""
+    """Return the operations of a block in one round, as defined in the source."""
     import numpy as np
     import pycuda.driver as cuda
 

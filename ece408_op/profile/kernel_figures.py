@@ -1,7 +1,7 @@
-"""Rates of our own kernels on a GPU, computed from a recording, without hardware counters.
+"""Rates of our own kernels on a GPU, computed from a recording without hardware counters.
 
-Operations and bytes are those of the convolution itself: multiply-adds as two, each input read once
-and each output written once. What a kernel does beyond them counts against it.
+Operations and bytes are those of the convolution itself: two per multiply-add, each input read once
+and each output written once. Additional work of a kernel lowers its rate.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from .occupancy import Limits, occupancy
 
 @dataclass(frozen=True)
 class FunctionFigure:
-    """One function on the GPU: launches in all calls and what a launch takes. `threads` is of a
-    block, `registers` and `local_bytes` (the stack and spilled registers) of a thread,
-    `shared_bytes`, static and dynamic, of a block; `occupancy` is a share from 0 to 1."""
+    """One function on the GPU: launches in all calls, and time per launch. `threads` per block,
+    `registers` and `local_bytes` (the stack and spilled registers) per thread, `shared_bytes`,
+    static and dynamic, per block; `occupancy` is from 0 to 1."""
 
     name: str
     launches: int
@@ -37,7 +37,7 @@ class FunctionFigure:
 @dataclass(frozen=True)
 class Figure:
     """One layer's kernel in one direction: milliseconds in which any of its functions ran, the
-    rates that gives, and the least that this GPU could take, by its measured ceilings."""
+    resulting rates, and the minimum time at this GPU's measured ceilings."""
 
     layer: str
     direction: str
@@ -53,15 +53,15 @@ class Figure:
 
     @property
     def floor_share(self) -> float:
-        """How much of the time (0 to 1) the GPU would need at its ceilings."""
+        """The fraction of the time (0 to 1) that the GPU would need at its ceilings."""
         return max(self.compute_floor_ms, self.memory_floor_ms) / self.milliseconds
 
 
 def figures(
     activities: Sequence[Activity], ceilings: GpuCeilings, limits_of: Callable[[int], Limits]
 ) -> list[Figure]:
-    """A figure for each layer, direction, kernel and problem that ran on a GPU, in that order of
-    appearance; times are means over the calls. `limits_of` gives a GPU's limits by its number."""
+    """Return a figure for each layer, direction, kernel and problem that ran on a GPU, in order of
+    appearance; times are means over the calls. `limits_of` returns a GPU's limits by its number."""
     by_call: dict[tuple[str, ...], list[tuple[Activity, list[Activity]]]] = {}
     kernels = in_order(k for k in activities if k.kind == KERNEL and "layer" in k.details)
     starts = [kernel.start_ns for kernel in kernels]
@@ -102,8 +102,8 @@ def _figure(
 
 
 def _precision(kernel: str) -> str:
-    """The precision of the kernel that the log of op times names, of several the first's; a
-    profile may be of another version, with kernels that are no longer there."""
+    """Return the precision of the kernel in the log of op times (of the first, if several); a
+    profile of another version may name kernels that no longer exist."""
     found = catalog.find(catalog_name(kernel).split("+")[0])
     return "float32" if found is None else found.precision
 
@@ -136,7 +136,7 @@ def _function(
 
 
 def table(found: Sequence[Figure], ceilings: GpuCeilings) -> str:
-    """The figures to read: a line for each layer's kernel, then one for each function."""
+    """Return a table of the figures: a line per layer's kernel, then one per function."""
     rows = [("layer", "direction", "kernel", "ms", "GFLOP/s", "GB/s", "floor ms", "of floor")]
     rows += [
         (
@@ -168,7 +168,7 @@ def table(found: Sequence[Figure], ceilings: GpuCeilings) -> str:
 
 
 def _aligned(rows: Sequence[tuple[str, ...]], words: int) -> str:
-    """Columns, the first `words` of them flush left, the others flush right."""
+    """Align columns: the first `words` to the left, the others to the right."""
     widths = [max(map(len, column)) for column in zip(*rows)]
     return "\n".join(
         "  ".join(

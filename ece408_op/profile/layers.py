@@ -1,7 +1,7 @@
-"""Finds the call of our operator that a kernel or a copy on the GPU belongs to.
+"""Attribution of GPU kernels and copies to calls of our operator.
 
-Functions of several of our sources have the same name: they get that of the kernel before it, as
-the catalog names it.
+Functions of several sources may have the same name, so they are prefixed with the kernel's name in
+the catalog.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from .ncu import Counters
 
 
 def with_layers(activities: Iterable[Activity]) -> tuple[Activity, ...]:
-    """All activities in order; those on a GPU within a call of our operator get its layer, and
-    kernels among them its kernel's name.
+    """Return all activities in order; GPU activities within a call of our operator get its layer,
+    and kernels the name of its kernel.
 
-    The operator's calls return when their work is done. What lies within two calls at the same
-    time, on several GPUs or threads, gets the layer of neither.
+    The operator's calls are synchronous. An activity within two concurrent calls, on several GPUs
+    or threads, gets no layer.
     """
     ordered = in_order(activities)
     calls = [each for each in ordered if each.kind == OP_CALL]
@@ -47,7 +47,7 @@ def with_layers(activities: Iterable[Activity]) -> tuple[Activity, ...]:
 def with_kernel_names(
     counters: Iterable[Counters], activities: Iterable[Activity]
 ) -> list[Counters]:
-    """ncu's counters with their functions named as in a profile, where it has them."""
+    """Return ncu's counters with their functions named as in the profile, if it has them."""
     names = {
         (each.name.partition(":")[2], tuple(each.details["block"]), each.details["registers"]): (
             each.name
@@ -64,5 +64,5 @@ def with_kernel_names(
 
 
 def catalog_name(logged: str) -> str:
-    """The kernel's name in the log of op times without a word that follows; of several, all."""
+    """Return the kernel's name in the log of op times without a suffix word; of several, all."""
     return "+".join(part.split(" ")[0] for part in logged.split("+"))

@@ -1,4 +1,4 @@
-"""Records MXNet's operators, on the CPU and the GPU, with MXNet's own profiler."""
+"""Recorder of MXNet's operators, on the CPU and the GPU, by MXNet's own profiler."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from .activities import OPERATOR, Activity
 
 
 class MXNetRecorder:
-    """Every operator from MXNet's import on, or `start` if that is later, to `stop`, by the
-    system's clock. `notes` says after `stop` what is missing."""
+    """Records every operator from MXNet's import, or from `start` if that is later, to `stop`, by
+    the system's clock. After `stop`, `notes` says what is missing."""
 
     def __init__(self) -> None:
         self._folder: tempfile.TemporaryDirectory[str] | None = None
@@ -33,7 +33,7 @@ class MXNetRecorder:
             return []
         profiler, file = self._mxnet.profiler, self._file()
         try:
-            # What is still computing belongs to the profile; what failed has been reported.
+            # Operators in progress belong to the profile; failures have already been reported.
             self._mxnet.nd.waitall()
         except self._mxnet.base.MXNetError:
             self.notes.append("an operator of MXNet's failed")
@@ -50,7 +50,7 @@ class MXNetRecorder:
             self._folder.cleanup()
 
     def abandon(self) -> None:
-        """Record nothing more, and leave nothing behind."""
+        """Stop recording and remove the file."""
         self._over = True
         if self._folder is not None:
             self._mxnet.profiler.set_state("stop")
@@ -79,8 +79,8 @@ class MXNetRecorder:
 
 
 def parse(document: dict[str, Any]) -> list[Activity]:
-    """The operators that MXNet's profiler wrote, except our compiled one: pairs of events "B" and
-    "E", nested within a thread, in microseconds of the system's clock."""
+    """Parse the operators in MXNet's profile, except our compiled one: pairs of events "B" and "E",
+    nested within a thread, in microseconds of the system's clock."""
     devices: dict[int, str] = {}
     threads: dict[int, int] = {}
     begun: dict[tuple[int, int], list[dict[str, Any]]] = {}
@@ -97,7 +97,7 @@ def parse(document: dict[str, Any]) -> list[Activity]:
         elif event["ph"] == "E" and open_ones:
             begin = open_ones.pop()
             if begin["name"] in (compiled_operator.NAME, f"_backward_{compiled_operator.NAME}"):
-                # Our own; `op_recorder` records it by layer and kernel.
+                # Our own operator; `op_recorder` records it by layer and kernel.
                 continue
             found.append(
                 Activity(

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from ..errors import ProfilerMissing, ProfilingNotPermitted
 
-# The attribute of `Counters`, ncu's metric, and the divisor of its value.
+# Attribute of `Counters`: ncu's metric, and the divisor of its value.
 _METRICS = {
     "milliseconds": ("gpu__time_duration.sum", 1e6),
     "dram_read_gb": ("dram__bytes_read.sum", 1e9),
@@ -34,11 +34,10 @@ Row = Mapping[str, str]
 
 @dataclass(frozen=True)
 class Counters:
-    """One function's counters, functions of one name told apart by their block and registers:
-    launches, and of one launch the medians of milliseconds, gigabytes
-    read from and written to the GPU's memory, and shares (0 to 1) of the peaks of that memory and
-    of the multiprocessors, of the warps that could be active that were, and that could have been
-    with as many blocks as fit."""
+    """One function's counters; functions of the same name are distinguished by block and registers.
+    Launches, and medians per launch: milliseconds, gigabytes read from and written to the GPU's
+    memory, fractions (0 to 1) of the peak of that memory and of the multiprocessors, active warps
+    as a fraction of the maximum, and the same for a full grid."""
 
     name: str
     block: tuple[int, ...]
@@ -54,7 +53,7 @@ class Counters:
 
 
 def find() -> str:
-    """The path of ncu. Raises `ProfilerMissing` if it is not found."""
+    """Return the path of ncu. Raises `ProfilerMissing` if it is not found."""
     found = shutil.which("ncu")
     if found:
         return found
@@ -69,7 +68,7 @@ def find() -> str:
 
 
 def count(command: Sequence[str], ncu: str) -> list[Counters]:
-    """The counters of all functions that a command launches, the one with the most time first.
+    """Return the counters of all functions that a command launches, the slowest first.
 
     Raises what `run` raises.
     """
@@ -80,9 +79,9 @@ def count(command: Sequence[str], ncu: str) -> list[Counters]:
 def run(
     command: Sequence[str], ncu: str, metrics: Iterable[str], *options: str
 ) -> tuple[subprocess.CompletedProcess[str], list[Row]]:
-    """A command run under ncu, and a row for each launch: its columns, and metrics in base units.
+    """Run a command under ncu; return a row per launch with its columns, and metrics in base units.
 
-    Clocks stay as they are. Raises `ProfilingNotPermitted`, and `ProfilerMissing` when ncu counts
+    Clocks are not locked. Raises `ProfilingNotPermitted`, and `ProfilerMissing` when ncu counts
     nothing for another reason.
     """
     with tempfile.TemporaryDirectory(prefix="ece408-ncu-") as folder:
@@ -95,15 +94,14 @@ def run(
 
 
 def prefix(ncu: str, metrics: Iterable[str], log: Path) -> list[str]:
-    """The beginning of a command that runs another one under ncu, which writes to a log what
-    `read` takes."""
+    """Return the start of a command that runs another one under ncu, with a log for `read`."""
     own = ["--csv", "--page", "raw", "--print-units", "base", "--metrics", ",".join(metrics)]
     return [ncu, *own, "--clock-control", "none", "--log-file", str(log)]
 
 
 def read(said: str, ended: str) -> list[Row]:
-    """The launches in what ncu has said. Raises `ProfilingNotPermitted`, and `ProfilerMissing`
-    where there are none, with how it `ended`."""
+    """Parse the launches in ncu's output. Raises `ProfilingNotPermitted`, and `ProfilerMissing` if
+    there are none; `ended` says how ncu ended."""
     if _NOT_PERMITTED in said:
         raise ProfilingNotPermitted(
             f"the driver does not let this user read the GPU's counters ({_NOT_PERMITTED}); run as "
@@ -120,13 +118,13 @@ def read(said: str, ended: str) -> list[Row]:
 
 
 def rows(log: str) -> list[Row]:
-    """The launches in ncu's page "raw" as CSV, which has units in the line below the names."""
+    """Parse ncu's page "raw" as CSV, which has units in the line below the names."""
     lines = [line for line in log.splitlines() if line.startswith('"')]
     return [row for row in csv.DictReader(io.StringIO("\n".join(lines))) if row["ID"]]
 
 
 def number(row: Row, metric: str) -> float:
-    """A value of ncu's, which writes thousands apart; NaN where the GPU has no such counter."""
+    """Parse a value with thousands separators; NaN if the GPU has no such counter."""
     try:
         return float(row.get(metric, "").replace(",", ""))
     except ValueError:
@@ -134,7 +132,7 @@ def number(row: Row, metric: str) -> float:
 
 
 def by_function(launches: Iterable[Row]) -> list[Counters]:
-    """The counters of all functions launched, the one with the most time first."""
+    """Return the counters of all launched functions, the slowest first."""
     grouped: dict[tuple[str, str, str], list[Row]] = {}
     for row in launches:
         key = (row["Kernel Name"], row["Block Size"], row[_REGISTERS])
@@ -156,7 +154,7 @@ def by_function(launches: Iterable[Row]) -> list[Counters]:
 
 
 def table(found: Sequence[Counters]) -> str:
-    """The counters to read, a line for each function."""
+    """Return a table of the counters, a line per function."""
     lines = [
         "launches  ms each  read GB  written GB  memory  processors  warps  of possible  function"
     ]

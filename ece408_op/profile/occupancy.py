@@ -1,8 +1,8 @@
-"""How many warps of a kernel a multiprocessor holds at once, of the most that it can hold.
+"""Occupancy: warps of a kernel on a multiprocessor as a fraction of the maximum.
 
 The rules are those of "Multiprocessor Level" in NVIDIA's occupancy calculator: warps get registers
 in units of 256 from one of four equal parts of the register file, blocks get shared memory in units
-of 128 bytes and lose what the system reserves of it.
+of 128 bytes, minus the system's reserve.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from ..backends.cuda.plan import divide_up
+from ..backends.cuda.kernel_plan import divide_up
 from ..errors import NoUsableGpu
 
 _WARP = 32
@@ -25,8 +25,8 @@ _SHARED_UNIT = 128
 
 @dataclass(frozen=True)
 class Limits:
-    """What one multiprocessor has: threads and blocks at once, 32-bit registers, and bytes of
-    shared memory, of which `reserved` go to the system for each block."""
+    """Limits of one multiprocessor: resident threads and blocks, 32-bit registers, and bytes of
+    shared memory, of which the system takes `reserved` per block."""
 
     threads: int
     blocks: int
@@ -35,7 +35,7 @@ class Limits:
     reserved: int
 
 
-# Of the GPUs that kernels are compiled for: "Technical Specifications per Compute Capability" in
+# For the GPUs that kernels are compiled for: "Technical Specifications per Compute Capability" in
 # the CUDA programming guide.
 KNOWN = {
     "sm_75": Limits(1024, 16, 1 << 16, 64 << 10, 0),
@@ -46,13 +46,13 @@ KNOWN = {
     "sm_100": Limits(2048, 32, 1 << 16, 228 << 10, 1 << 10),
     "sm_120": Limits(1536, 24, 1 << 16, 100 << 10, 1 << 10),
 }
-# Of cuDeviceGetAttribute, in the order of `Limits`.
+# Attributes of cuDeviceGetAttribute, in the order of `Limits`.
 _ATTRIBUTES = (39, 106, 82, 81, 111)
 
 
 @functools.cache
 def limits(device: int) -> Limits:
-    """The limits of the GPU of this number. Raises `NoUsableGpu` if the driver does not say."""
+    """Return the limits of GPU number `device`. Raises `NoUsableGpu` if the driver lacks them."""
     cuda = ctypes.CDLL("libcuda.so.1")
     values = []
     for field, attribute in zip(dataclasses.fields(Limits), _ATTRIBUTES):
@@ -68,8 +68,7 @@ def limits(device: int) -> Limits:
 
 
 def occupancy(kernel: Mapping[str, Any], gpu: Limits) -> float:
-    """The share (0 to 1) of a multiprocessor's warps that blocks of a kernel fill, the kernel
-    being the details of an activity."""
+    """Return the occupancy (0 to 1) of a kernel, given as the details of an activity."""
     threads = kernel["block"][0] * kernel["block"][1] * kernel["block"][2]
     warps = divide_up(threads, _WARP)
     of_warp = _rounded_up(kernel["registers"] * _WARP, _REGISTER_UNIT)

@@ -1,4 +1,4 @@
-"""Records our operator's calls, by layer name and kernel, from the log of op times."""
+"""Recorder of our operator's calls, by layer name and kernel, from the log of op times."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from .activities import OP_CALL, Activity
 
 
 class OpRecorder:
-    """Every call of a backend between `start` and `stop`, by the system's clock."""
+    """Records every call of a backend between `start` and `stop`, by the system's clock."""
 
     def __init__(self) -> None:
         self._activities: list[Activity] = []
@@ -53,5 +53,5 @@ class OpRecorder:
 
 
 def thread_track(identifier: int) -> str:
-    """The track of a thread, which CUPTI knows by the low half of its identifier."""
+    """Return the track of a thread; CUPTI uses the lower half of its identifier."""
     return f"thread {identifier & 0xFFFFFFFF:08x}"

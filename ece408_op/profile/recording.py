@@ -1,4 +1,4 @@
-"""Runs a program with all recorders that apply, and makes a profile of what they recorded."""
+"""Recording of a program with all applicable recorders, and the resulting profile."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from .op_recorder import OpRecorder
 
 @dataclass(frozen=True)
 class Outcome:
-    """A recorded program: its profile, and what it raised, if anything."""
+    """A recorded program: its profile, and its exception, if any."""
 
     profile: Profile
     failure: BaseException | None
@@ -29,8 +29,8 @@ class Outcome:
 def record(program: Callable[[], object], command: Sequence[str], gpu: bool) -> Outcome:
     """Call `program` and record MXNet's operators, our operator's calls and, with `gpu`, GPUs.
 
-    What the program raises, `SystemExit` too, comes back in the outcome; only `KeyboardInterrupt`
-    passes. Raises `ProfilerMissing` and `ProfilingNotPermitted` before the program begins.
+    The outcome contains the program's exception, `SystemExit` too; only `KeyboardInterrupt` is
+    raised. Raises `ProfilerMissing` and `ProfilingNotPermitted` before the program begins.
     """
     operators = MXNetRecorder()
     recorders: list[Any] = [CuptiRecorder()] if gpu else []
@@ -48,7 +48,7 @@ def record(program: Callable[[], object], command: Sequence[str], gpu: bool) -> 
         failure = error
     elapsed_s = time.perf_counter() - begin
     recorded = (activity for recorder in recorders for activity in recorder.stop())
-    # Recorders have times of the system's clock, a profile those from the program's start.
+    # Recorders use the system's clock, a profile times since the program's start.
     activities = [dataclasses.replace(each, start_ns=each.start_ns - begin_ns) for each in recorded]
     profile = Profile(
         with_layers(activities),
@@ -63,7 +63,7 @@ def record(program: Callable[[], object], command: Sequence[str], gpu: bool) -> 
 
 
 def exit_code(failure: BaseException | None) -> int:
-    """The exit code of a program that ended with this."""
+    """Return the exit code of a program that ended with this exception."""
     if failure is None:
         return 0
     if isinstance(failure, SystemExit):
@@ -73,9 +73,9 @@ def exit_code(failure: BaseException | None) -> int:
 
 
 def with_kernel_figures(profile: Profile) -> Profile:
-    """The profile with the figures of our kernels, if any ran on a GPU, and its ceilings.
+    """Return the profile with the figures of our kernels, if any ran on a GPU, and its ceilings.
 
-    Raises what measuring the ceilings raises: `NotEnoughMemory`, for one.
+    Raises the errors of measuring the ceilings, such as `NotEnoughMemory`.
     """
     if not any("layer" in each.details for each in profile.of_kinds(KERNEL)):
         return profile

@@ -1,4 +1,4 @@
-"""Activities summed up by name, in nvprof's columns, units and order."""
+"""Tables of activities summed by name, in nvprof's columns, units and order."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from .activities import API, ON_GPU, OP_CALL, OPERATOR, Activity, Profile
 
-# The course's reports list the entries that make up this share of the time.
+# The course's reports list the entries that make up this fraction of the time.
 MARK = 0.9
 _HEADER = "Time(%)      Time     Calls       Avg       Min       Max  Name"
 _UNITS = (("us", 1e3), ("ms", 1e6), ("s", 1e9))
@@ -17,8 +17,8 @@ _WIDTH = 8  # of a time with its unit
 
 @dataclass(frozen=True)
 class Row:
-    """All activities of one name: how many, their times in nanoseconds, and their share (0 to 1)
-    of the time of all activities in the table."""
+    """All activities of one name: number, times in nanoseconds, and fraction (0 to 1) of the time
+    of all activities in the table."""
 
     name: str
     calls: int
@@ -41,7 +41,7 @@ class Section:
 
 
 def summarize(activities: Iterable[Activity]) -> tuple[Row, ...]:
-    """A row for each name, the one with the most time first; equal ones by name."""
+    """Return a row per name, the largest time first; equal ones by name."""
     durations: dict[str, list[int]] = defaultdict(list)
     for activity in activities:
         durations[activity.name].append(activity.duration_ns)
@@ -54,18 +54,18 @@ def summarize(activities: Iterable[Activity]) -> tuple[Row, ...]:
 
 
 def marked(rows: Iterable[Row]) -> int:
-    """How many of the first rows it takes to make up 90 % of the time."""
+    """Return the number of first rows that make up 90% of the time."""
     total = 0.0
     for count, row in enumerate(rows, start=1):
         total += row.share
-        # Shares are rounded: what adds up to 90 % exactly must not miss it.
+        # Fractions are rounded: an exact sum of 90% must be recognised.
         if total >= MARK - 1e-9:
             return count
     return 0
 
 
 def sections(profile: Profile) -> list[Section]:
-    """The tables of a profile that have rows, those of the GPU first."""
+    """Return the non-empty tables of a profile, those of the GPU first."""
     parts = (
         ("GPU activities", ON_GPU),
         ("CUDA API calls", (API,)),
@@ -76,7 +76,7 @@ def sections(profile: Profile) -> list[Section]:
 
 
 def text(rows: Iterable[Row]) -> str:
-    """The table in nvprof's columns; the entries above its dashed line make up 90 %."""
+    """Return the table in nvprof's columns; the entries above its dashed line make up 90%."""
     rows = tuple(rows)
     last = marked(rows)
     lines = [_HEADER]
@@ -95,12 +95,12 @@ def _line(row: Row) -> str:
 
 
 def time(ns: float) -> str:
-    """Nanoseconds in nvprof's way: 224ns, 1.1530us, 16.793ms, 1.99464s."""
+    """Format nanoseconds as nvprof does: 224ns, 1.1530us, 16.793ms, 1.99464s."""
     if round(ns) < 1000:
         return f"{round(ns)}ns"
     unit, size = next((each for each in _UNITS if ns < 999.995 * each[1]), _UNITS[-1])
     places = _WIDTH - len(unit)
     value = max(1.0, ns / size)
     decimals = max(0, places - 1 - len(str(int(value))))
-    # Rounding up may have made it a place longer, whose last digit is a zero.
+    # Rounding up may have added a digit; the last one is then a zero.
     return f"{value:.{decimals}f}"[:places] + unit

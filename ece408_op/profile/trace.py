@@ -1,4 +1,4 @@
-"""A profile as a time line in Chrome's trace format, which Perfetto and chrome://tracing open.
+"""Time line of a profile in Chrome's trace format, for Perfetto and chrome://tracing.
 
 The format is described in "Trace Event Format" of the Chromium project: complete events ("X") with
 times in microseconds, and metadata events ("M") that name processes and threads.
@@ -16,7 +16,7 @@ _PROCESSES = {_CPU: "CPU", _GPU: "GPU"}
 
 
 def to_trace(profile: Profile) -> str:
-    """The time line as JSON text: GPUs' streams and the CPU's threads are its rows."""
+    """Return the time line as JSON text; its rows are the GPUs' streams and the CPU's threads."""
     tracks: dict[tuple[int, str], int] = {}
     events = []
     for activity in profile.activities:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from ..bench import cuda_report
-from ..course.models import Term
+from ..course.course_terms import Term
 from ..files.resources import results_dir
 from . import ladder
 

@@ -6,7 +6,7 @@ import itertools
 from collections.abc import Mapping
 
 from .. import settings
-from ..backends.cuda.plan import Kernel
+from ..backends.cuda.kernel_plan import Kernel
 from ..backends.cuda.runtime import device
 from ..bench import cuda_timer
 from ..bench.cuda_report import LADDER

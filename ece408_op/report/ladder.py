@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from ..bench.shapes import SHAPES
-from ..course.models import Term
+from ..course.course_terms import Term
 from ..errors import InvalidSetting
 from ..problem import ConvProblem
 from .spread import Spread

@@ -6,7 +6,7 @@ import argparse
 import sys
 
 from .. import settings
-from ..course.models import find_term
+from ..course.course_terms import find_term
 from ..errors import Ece408Error
 from ..operator.variables import set_environment
 from . import cpu_ladder, gpu_ladder, ladder

@@ -7,8 +7,8 @@ from pathlib import Path
 
 from ..course import comparison
 from ..course.comparison import Job
+from ..course.course_terms import BASELINE, Term
 from ..course.milestone import MILESTONES
-from ..course.models import BASELINE, Term
 from ..errors import InvalidSize
 from ..host import this_python
 from .ladder import problems

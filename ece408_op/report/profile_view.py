@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from ..course.comparison import reason
 from ..errors import InvalidSetting
-from ..profile import activities, summary, tables
+from ..profile import activities, profile_summary, tables
 from ..profile.activities import API, MEMCPY, ON_GPU, Profile
 from . import timeline
 from .store import Result
@@ -65,7 +65,7 @@ def view(name: str, result: Result, pictures: MutableMapping[str, str]) -> Profi
     return ProfileView(
         tables=tuple(map(Table.of, tables.sections(profile))),
         notes=profile.notes,
-        rates=summary.rates_table(profile),
+        rates=profile_summary.rates_table(profile),
         timeline=file if drawn is not None else None,
         gpu_ms=_sum_ms(profile, *ON_GPU),
         copies_ms=_sum_ms(profile, MEMCPY),

@@ -11,7 +11,7 @@ from pathlib import Path
 from subprocess import CompletedProcess
 from typing import Any
 
-from ..course.models import find_term
+from ..course.course_terms import find_term
 from ..errors import NoUsableGpu, ProfilerMissing, ProfilingNotPermitted, ReportUnwritable
 from ..files.cachedir import atomic_path
 from ..operator.environment import machine

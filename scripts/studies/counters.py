@@ -16,7 +16,7 @@ from ece408_op.course.comparison import reason
 from ece408_op.errors import GpuFailed
 from ece408_op.files import markdown
 from ece408_op.profile import ncu
-from ece408_op.profile.limits import STALL_METRICS, STALLS
+from ece408_op.profile.kernel_limits import STALL_METRICS, STALLS
 
 _METRICS = {
     "ms": "gpu__time_duration.sum",

@@ -14,8 +14,8 @@ import numpy as np
 
 from ece408_op import settings
 from ece408_op.backends import DIRECTIONS
+from ece408_op.backends.cuda.kernel_plan import Capability, Kernel
 from ece408_op.backends.cuda.kernels.tuned import Choice
-from ece408_op.backends.cuda.plan import Capability, Kernel
 from ece408_op.bench import oracle
 from ece408_op.bench.checker import inputs_of
 from ece408_op.files import markdown

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from ece408_op.backends.cuda.plan import Kernel
+from ece408_op.backends.cuda.kernel_plan import Kernel
 from ece408_op.backends.cuda.runtime.device import Gpu
 from ece408_op.bench.checker import (
     Case,

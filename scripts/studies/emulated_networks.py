@@ -18,9 +18,9 @@ import numpy as np
 
 from ece408_op import errors
 from ece408_op.files import markdown
+from ece408_op.operator.array_memory import make_plain
 from ece408_op.operator.gpu_network import to_gpu
 from ece408_op.operator.loading import load_mxnet
-from ece408_op.operator.memory import make_plain
 
 # What outputs may differ from MXNet's, of the largest value; and a network that amplifies rounding
 # may have as many times MXNet's own error beside float64, as far as that is small.

@@ -21,7 +21,7 @@ from ece408_op.bench.summary import summary
 from ece408_op.errors import InvalidSetting
 from ece408_op.files import markdown
 from ece408_op.operator.loading import load_mxnet
-from ece408_op.operator.swap import swap
+from ece408_op.operator.swapping import swap
 
 from . import zoo
 

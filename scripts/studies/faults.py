@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ece408_op.backends.emulator import compiler, findings, library
+from ece408_op.backends.emulator import emulator_compiler, findings, library
 from ece408_op.backends.emulator.findings import KINDS
 from ece408_op.errors import KernelCompileFailed, KernelsMissing, NoUsableGpu
 from ece408_op.lab import sanitizer
@@ -93,8 +93,8 @@ def emulated(
 
 def by_emulator(path: Path, seeds: Sequence[int | None]) -> dict[str, Outcome]:
     """What the emulator finds in each program of a file, with all of the seeds together, in this
-    process. Raises what `compiler.library` raises."""
-    content = compiler.program(path)
+    process. Raises what `emulator_compiler.library` raises."""
+    content = emulator_compiler.program(path)
     loaded = library.load(content)
     outcomes = {}
     for program in programs(path):

@@ -17,8 +17,8 @@ import numpy as np
 from ece408_op import settings
 from ece408_op.backends import DIRECTIONS
 from ece408_op.backends.cuda import work
+from ece408_op.backends.cuda.kernel_plan import Plan
 from ece408_op.backends.cuda.kernels import catalog
-from ece408_op.backends.cuda.plan import Plan
 from ece408_op.backends.cuda.runtime import launcher, pause
 from ece408_op.backends.cuda.runtime.device import BEGIN, COMPUTED, Gpu
 from ece408_op.bench import oracle, tune_targets

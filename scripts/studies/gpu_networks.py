@@ -20,8 +20,8 @@ from ece408_op.backends.network import Array, Network, Watched
 from ece408_op.bench import cpu_timer
 from ece408_op.bench.peers import process
 from ece408_op.bench.summary import summary
-from ece408_op.course import models
-from ece408_op.course.dataset import data
+from ece408_op.course import course_terms
+from ece408_op.course.dataset import fashion_data
 from ece408_op.errors import InvalidSetting
 from ece408_op.files import markdown
 from ece408_op.operator.gpu_network import to_gpu
@@ -255,9 +255,9 @@ class Final:
 def final(term_name: str, repeat: int) -> Final:
     """Time the network of a term's `final` on all test images."""
     mx = load_mxnet()
-    term = models.find_term(term_name)
-    images, labels = data.load("t10k", term.image_size)
-    held = models.load_model(term, "ece408")
+    term = course_terms.find_term(term_name)
+    images, labels = fashion_data.load("t10k", term.image_size)
+    held = course_terms.load_model(term, "ece408")
     arrays = [
         {name: array.astype("float32") for name, array in each.items()}
         for each in (held.arg_params, held.aux_params)

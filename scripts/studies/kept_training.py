@@ -11,8 +11,8 @@ import numpy as np
 
 from ece408_op.cli.main import main
 from ece408_op.course import training
-from ece408_op.course.team import Team
 from ece408_op.course.training import Recipe, Trained
+from ece408_op.course.workers import Workers
 
 
 def keep(folder: Path) -> None:
@@ -24,12 +24,12 @@ def keep(folder: Path) -> None:
         found.update((name, value.asnumpy()) for name, value in module.get_params()[0].items())
         return shipped(module)
 
-    def kept(recipe: Recipe, work: Path, team: Team, contexts: list[Any]) -> Trained:
-        trained = train(recipe, work, team, contexts)
+    def kept(recipe: Recipe, work: Path, workers: Workers, contexts: list[Any]) -> Trained:
+        trained = train(recipe, work, workers, contexts)
         accuracy = -1.0 if trained.test_accuracy is None else trained.test_accuracy
         folder.mkdir(exist_ok=True)
         np.savez(
-            folder / f"rank{team.rank}.npz",
+            folder / f"rank{workers.rank}.npz",
             losses=np.array(trained.losses),
             accuracy=np.array(accuracy),
             **found,

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from ece408_op import dispatch
-from ece408_op.backends.cpu.backend import CpuBackend
+from ece408_op.backends.cpu.cpu_backend import CpuBackend
 from ece408_op.backends.kernel_file import KernelFile
 from ece408_op.dispatch import Layer
 from ece408_op.errors import Ece408Error

@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+from ece408_op.backends.cuda.kernel_plan import Kernel
 from ece408_op.backends.cuda.kernels.catalog import KERNELS
-from ece408_op.backends.cuda.plan import Kernel
 from ece408_op.bench import cuda_report
 from ece408_op.files import markdown
 

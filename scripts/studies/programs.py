@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from ece408_op import settings
-from ece408_op.course.dataset import data, idx, resize
-from ece408_op.course.models import BASELINE, Term
+from ece408_op.course.course_terms import BASELINE, Term
+from ece408_op.course.dataset import fashion_data, idx, resize
 from ece408_op.errors import InvalidSetting
 from ece408_op.files import markdown, resources
 from ece408_op.report.spread import Spread
@@ -37,8 +37,8 @@ class Timed:
 
 
 def commands(term: Term, peer_python: str | None, on_gpu: bool = False) -> dict[str, list[str]]:
-    """What to run, by name; the images are ready. Raises the errors of `data.load`."""
-    data.load("t10k", term.image_size)
+    """What to run, by name; the images are ready. Raises the errors of `fashion_data.load`."""
+    fashion_data.load("t10k", term.image_size)
     threads = str(settings.threads())
     ece408 = [sys.executable, "-m", "ece408_op"]
     found = {
@@ -46,7 +46,7 @@ def commands(term: Term, peer_python: str | None, on_gpu: bool = False) -> dict[
         for name in (*MILESTONES, *(ON_GPU if on_gpu else ()))
     }
     if peer_python is not None:
-        folder = data.locate("t10k")
+        folder = fashion_data.locate("t10k")
         _, labels = idx.files("t10k")
         files = [
             resize.cached_path("t10k", term.image_size),

@@ -11,7 +11,7 @@ from typing import Any
 
 from ece408_op.course import comparison
 from ece408_op.course.comparison import Run
-from ece408_op.course.models import TERMS, Term
+from ece408_op.course.course_terms import TERMS, Term
 from ece408_op.files import markdown
 
 # `final` runs what m4.1 runs.

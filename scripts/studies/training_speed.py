@@ -20,7 +20,7 @@ from ece408_op.errors import InvalidSetting
 from ece408_op.files import markdown
 from ece408_op.op_log import op_times
 from ece408_op.operator.loading import load_mxnet
-from ece408_op.operator.swap import swap
+from ece408_op.operator.swapping import swap
 
 _TORCH = Path(__file__).with_name("torch_training.py")
 # Batch and the shape of an image, and classes.

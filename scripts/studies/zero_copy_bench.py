@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from ece408_op.backends.cpu.backend import CpuBackend
+from ece408_op.backends.cpu.cpu_backend import CpuBackend
 from ece408_op.backends.cuda import work
 from ece408_op.backends.cuda.runtime import device, launcher, pause
 from ece408_op.backends.cuda.runtime.device import BEGIN, COMPUTED
@@ -18,8 +18,8 @@ from ece408_op.bench.summary import summary
 from ece408_op.errors import surfaced
 from ece408_op.files import markdown
 from ece408_op.op_log import op_times
+from ece408_op.operator.array_memory import pointer
 from ece408_op.operator.loading import load_mxnet
-from ece408_op.operator.memory import pointer
 from ece408_op.problem import ConvProblem
 
 _WARM_UPS = 3

@@ -28,7 +28,7 @@ from ece408_op.bench.tune_targets import ZOO
 from ece408_op.files import markdown
 from ece408_op.op_log import OpTimes, op_times
 from ece408_op.operator.loading import load_mxnet
-from ece408_op.operator.swap import SwapReport, swap, swap_symbol
+from ece408_op.operator.swapping import SwapReport, swap, swap_symbol
 from ece408_op.problem import ConvProblem
 
 # The side of the square images that each network takes.

@@ -6,7 +6,7 @@ import pytest
 from cases import every
 
 from ece408_op.bench import shapes
-from ece408_op.course import models
+from ece408_op.course import course_terms
 from ece408_op.errors import InvalidProblem
 from ece408_op.problem import ConvProblem
 
@@ -34,7 +34,7 @@ def test_a_name_that_is_none():
         shapes.find("fa19_3")
 
 
-@every(term=models.TERMS.values())
+@every(term=course_terms.TERMS.values())
 def test_a_terms_layers_are_those_of_its_network(term):
     first, *second = shapes.of_term(term.name).values()
     found = [(each.height, each.filters) for each in (first, *second)]

@@ -11,14 +11,14 @@ from types import ModuleType, SimpleNamespace
 import pytest
 
 from ece408_op.backends.cpu import native
-from ece408_op.backends.emulator import compiler as emulator_compiler
+from ece408_op.backends.emulator import emulator_compiler
 from ece408_op.cli import doctor
 from ece408_op.cli import doctor_checks as checks
 from ece408_op.cli.doctor import Diagnosis
 from ece408_op.cli.doctor_checks import MISSING, NOTE, OK, Finding
 from ece408_op.cli.main import execute
-from ece408_op.course import models
-from ece408_op.course.dataset import data, idx, resize
+from ece408_op.course import course_terms
+from ece408_op.course.dataset import fashion_data, idx, resize
 from ece408_op.errors import KernelsMissing, NoUsableGpu
 from ece408_op.host import cores, footprint, gpu
 
@@ -60,7 +60,7 @@ def tools(tmp_path, monkeypatch):
 def machine(tools, tmp_path, monkeypatch):
     """A machine on which all milestones but m1.2 can run; returns its cache."""
     cache = tmp_path / "cache"
-    for kind in data.KINDS:
+    for kind in fashion_data.KINDS:
         for expected in idx.files(kind):
             (tmp_path / "named").mkdir(exist_ok=True)
             (tmp_path / "named" / expected.name).touch()
@@ -118,7 +118,7 @@ def test_a_complete_machine(machine):
 
 def test_nothing_is_fetched_or_created(machine, monkeypatch):
     monkeypatch.delenv("ECE408_DATA")
-    monkeypatch.setattr(data, "PACKAGE_FOLDER", machine / "package")
+    monkeypatch.setattr(fashion_data, "PACKAGE_FOLDER", machine / "package")
 
     def refuse(*_):
         raise AssertionError("fetched")
@@ -208,8 +208,8 @@ def test_without_mxnet(run_python, kept):
 
 
 def test_the_usual_need_is_what_mxnet_tells(mx):
-    term = models.TERMS[models.DEFAULT_TERM]
-    need = footprint.required_bytes(models.network(term), 10000, 10000, term.image_size)
+    term = course_terms.TERMS[course_terms.DEFAULT_TERM]
+    need = footprint.required_bytes(course_terms.network(term), 10000, 10000, term.image_size)
     assert abs(checks.USUAL_NEED_BYTES / need - 1) < 0.05
 
 
@@ -356,11 +356,11 @@ def test_named_data_that_is_not_there(machine, tmp_path, monkeypatch):
     [
         (["2018sp"], NOTE, "2017fa, 2019sp, 2019fa; not 2018sp"),
         (["2019fa"], MISSING, "2017fa, 2018sp, 2019sp; not 2019fa"),
-        (list(models.TERMS), MISSING, "none; not 2017fa, 2018sp, 2019sp, 2019fa"),
+        (list(course_terms.TERMS), MISSING, "none; not 2017fa, 2018sp, 2019sp, 2019fa"),
     ],
 )
 def test_models_that_are_not_there(machine, tmp_path, monkeypatch, lacking, status, detail):
-    for name, term in models.TERMS.items():
+    for name, term in course_terms.TERMS.items():
         folder = tmp_path / "models" / name
         folder.mkdir(parents=True)
         for model in term.models:

@@ -8,8 +8,8 @@ import subprocess
 import pytest
 
 from ece408_op.cli.main import execute
-from ece408_op.jobs import plan
-from ece408_op.jobs.plan import Host
+from ece408_op.jobs import job_plan
+from ece408_op.jobs.job_plan import Host
 
 
 def test_what_cannot_be_is_one_line(capsys, tmp_path):
@@ -36,9 +36,12 @@ def test_what_cannot_be_is_one_line(capsys, tmp_path):
 def test_hosts_of_a_file(tmp_path):
     hosts = tmp_path / "hosts"
     hosts.write_text("# ours\nme@10.0.0.7\n\nnode1 10.0.0.8  # the fast one\n")
-    assert plan.read_hosts(hosts) == [Host("me@10.0.0.7", "10.0.0.7"), Host("node1", "10.0.0.8")]
+    assert job_plan.read_hosts(hosts) == [
+        Host("me@10.0.0.7", "10.0.0.7"),
+        Host("node1", "10.0.0.8"),
+    ]
     hosts.write_text("localhost\n")
-    assert plan.read_hosts(hosts) == [Host("localhost", "127.0.0.1")]
+    assert job_plan.read_hosts(hosts) == [Host("localhost", "127.0.0.1")]
 
 
 @pytest.mark.parametrize(
@@ -54,8 +57,8 @@ def test_hosts_of_a_file(tmp_path):
 def test_files_of_hosts_that_mean_nothing(tmp_path, text, message):
     path = tmp_path / "hosts"
     path.write_text(text)
-    with pytest.raises(plan.InvalidSetting, match=message):
-        plan.read_hosts(path)
+    with pytest.raises(job_plan.InvalidSetting, match=message):
+        job_plan.read_hosts(path)
 
 
 def _printed(capsys, *arguments):
@@ -136,5 +139,5 @@ def test_kubernetes_gets_a_job_for_each_role(capsys):
         role = environment["DMLC_ROLE"]
         assert template["metadata"]["labels"]["role"] == role
         found[role] = (job["spec"]["parallelism"], container["command"])
-    serving = list(plan.SERVING)
+    serving = list(job_plan.SERVING)
     assert found == {"scheduler": (1, serving), "server": (2, serving), "worker": (2, ["x", "y"])}

@@ -7,7 +7,7 @@ import hashlib
 import pytest
 from fake_data import fake_arrays
 
-from ece408_op.course.dataset import data, idx
+from ece408_op.course.dataset import fashion_data, idx
 
 
 @pytest.fixture
@@ -16,7 +16,7 @@ def elsewhere(tmp_path, monkeypatch):
     cache = tmp_path / "cache"
     monkeypatch.delenv("ECE408_DATA", raising=False)
     monkeypatch.setenv("ECE408_CACHE", str(cache))
-    monkeypatch.setattr(data, "PACKAGE_FOLDER", tmp_path / "package")
+    monkeypatch.setattr(fashion_data, "PACKAGE_FOLDER", tmp_path / "package")
     return cache
 
 
@@ -36,4 +36,4 @@ def fake(elsewhere, monkeypatch):
 @pytest.fixture(scope="session")
 def fashion_mnist(fashion_mnist):
     """The folder with the genuine test set; skips where it cannot be had."""
-    return data.locate("t10k")
+    return fashion_data.locate("t10k")

@@ -16,8 +16,8 @@ import pytest
 from ece408_op.cli import main
 from ece408_op.course import comparison, comparison_files, comparison_plot, comparison_table
 from ece408_op.course.comparison import Options, Row, Run, plan, read_run
+from ece408_op.course.course_terms import BASELINE, TERMS
 from ece408_op.course.milestone import MILESTONES
-from ece408_op.course.models import BASELINE, TERMS
 from ece408_op.errors import CacheUnwritable, InvalidSetting, InvalidSize, NoUsableGpu
 from ece408_op.host import this_python
 from ece408_op.host.interruptible import interrupts_later

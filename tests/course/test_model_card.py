@@ -9,7 +9,7 @@ import pytest
 
 from ece408_op.cli.main import execute
 from ece408_op.course import model_card
-from ece408_op.course.models import TERMS
+from ece408_op.course.course_terms import TERMS
 from ece408_op.files import resources
 
 FOLDER = resources.models_dir()

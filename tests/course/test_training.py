@@ -8,8 +8,8 @@ import pickle
 import numpy as np
 import pytest
 
-from ece408_op.course import models, training
-from ece408_op.course.dataset import data
+from ece408_op.course import course_terms, training
+from ece408_op.course.dataset import fashion_data
 from ece408_op.errors import CacheUntrusted, CheckpointMismatch
 from ece408_op.files.sealed import write_sealed
 
@@ -22,7 +22,7 @@ def _little_data(monkeypatch, rng):
     labels = rng.integers(0, 10, 500).astype(np.uint8)
     noise = rng.integers(0, 20, (500, 48, 48))
     images = (noise + 23 * labels[:, None, None]).astype(np.uint8)
-    monkeypatch.setattr(data, "load", lambda kind, size: (images, labels))
+    monkeypatch.setattr(fashion_data, "load", lambda kind, size: (images, labels))
 
 
 def _as_numpy(trained):
@@ -146,7 +146,7 @@ def test_what_is_exported_is_what_the_milestones_load(mx, tmp_path):
     names = ["baseline-symbol.json", "ece408-symbol.json", "baseline-0001.params"]
     assert [path.name for path in written] == names
     for model in ("baseline", "ece408"):
-        loaded = models.load_model(models.TERMS["2019sp"], model, tmp_path / "out")
+        loaded = course_terms.load_model(course_terms.TERMS["2019sp"], model, tmp_path / "out")
         for name, array in trained.arg_params.items():
             np.testing.assert_array_equal(loaded.arg_params[name].asnumpy(), array.asnumpy())
     operators = [node["op"] for node in json.loads(written[1].read_text())["nodes"]]

@@ -9,7 +9,7 @@ import pytest
 from studies import faults
 
 from ece408_op import settings
-from ece408_op.backends.emulator import compiler
+from ece408_op.backends.emulator import emulator_compiler
 from ece408_op.backends.emulator.library import load
 
 FILES = sorted((Path(__file__).parent / "faults").glob("*.cu"))
@@ -23,7 +23,7 @@ ERRORS |= {"uses_a_destroyed_stream": 400}
 @functools.cache
 def _load(path, kept):
     with settings.override(cache=kept):
-        content = compiler.program(path)
+        content = emulator_compiler.program(path)
         return load(content), content
 
 

@@ -11,7 +11,7 @@ import re
 import tempfile
 from pathlib import Path
 
-from ece408_op.backends.emulator import compiler, library, plans
+from ece408_op.backends.emulator import emulator_compiler, library, plans
 from ece408_op.backends.network.emulated import EmulatedMachine
 from ece408_op.errors import KernelCompileFailed
 from ece408_op.files.resources import cuda_folders, kernels_dir
@@ -84,7 +84,7 @@ class MachineOfMany(EmulatedMachine):
             with tempfile.TemporaryDirectory() as folder:
                 path = Path(folder) / "kernels.cu"
                 path.write_text(_source(kernels), encoding="utf-8")
-                found = library.load(compiler.program(path, self._mode))
+                found = library.load(emulator_compiler.program(path, self._mode))
         except KernelCompileFailed as error:
             if len(kernels) == 1:
                 kernels[0].failure = error

@@ -12,8 +12,8 @@ import numpy as np
 
 from ece408_op.backends import as_array
 from ece408_op.backends.cpu.reference import ReferenceBackend
+from ece408_op.backends.cuda.kernel_plan import Family, Layout
 from ece408_op.backends.cuda.kernels import catalog
-from ece408_op.backends.cuda.plan import Family, Layout
 from ece408_op.backends.cuda.runtime.device import BEGIN, COPIED_IN, COPIED_OUT
 from ece408_op.errors import NotEnoughMemory
 

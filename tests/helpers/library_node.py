@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 
 from ece408_op.operator import compiled_operator
-from ece408_op.operator.attributes import ConvAttributes
+from ece408_op.operator.conv_attributes import ConvAttributes
 
 _MALLOC = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int)
 _TYPES = ("float32", "float64", "float16")

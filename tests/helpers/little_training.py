@@ -10,7 +10,7 @@ import numpy as np
 import programs
 
 from ece408_op.cli.main import main
-from ece408_op.course.dataset import data
+from ece408_op.course.dataset import fashion_data
 
 
 def images(count: int = 500) -> tuple[np.ndarray, np.ndarray]:
@@ -45,6 +45,6 @@ if __name__ == "__main__":
     from studies import kept_training
 
     little = images()
-    data.load = lambda kind, size: little
+    fashion_data.load = lambda kind, size: little
     kept_training.keep(Path(sys.argv[1]))
     main(["train", "2019sp", *sys.argv[2:]])

@@ -31,9 +31,9 @@ import ece408_op
 from ece408_op import settings
 from ece408_op.backends.network import emulated, resident
 from ece408_op.files.markdown import table
+from ece408_op.operator.array_memory import make_plain
 from ece408_op.operator.graphs import partition
 from ece408_op.operator.loading import load_mxnet
-from ece408_op.operator.memory import make_plain
 
 # Kernels of so many cases are compiled together.
 TOGETHER = 100

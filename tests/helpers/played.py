@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from subprocess import CompletedProcess
 
+from ece408_op.course.course_terms import TERMS
 from ece408_op.course.milestone import MILESTONES
-from ece408_op.course.models import TERMS
 from ece408_op.errors import NoUsableGpu
 from ece408_op.host import this_python
 from ece408_op.profile import activities

@@ -22,7 +22,7 @@ from typing import Any, Callable
 import numpy as np
 
 import ece408_op
-from ece408_op.operator import memory
+from ece408_op.operator import array_memory
 from ece408_op.operator.graphs import direct_calls, held
 from ece408_op.operator.loading import load_mxnet
 
@@ -209,7 +209,7 @@ class Machine:
         array = parameter.data()
         if self.rng.random() < 0.5:
             # MXNet raises where NumPy's values are written to an array in a layout of oneDNN's.
-            memory.make_plain([array])
+            array_memory.make_plain([array])
             array[:] = values
         else:
             array[:] = self.mx.nd.array(values)

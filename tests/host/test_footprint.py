@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from ece408_op.course import models
+from ece408_op.course import course_terms
 from ece408_op.errors import NotEnoughMemory
 from ece408_op.host import footprint
 
@@ -50,7 +50,7 @@ def test_a_container_without_a_limit(tmp_path):
 
 
 def test_too_little_memory_names_a_batch_size_that_fits(mx, monkeypatch):
-    symbol = models.network(models.TERMS["2019fa"])
+    symbol = course_terms.network(course_terms.TERMS["2019fa"])
     monkeypatch.setattr(footprint, "available_bytes", lambda: GIB)
     with pytest.raises(NotEnoughMemory, match=r"1.0 GiB are free; use --batch-size ") as caught:
         footprint.check_memory(symbol, 10000, 10000, 70)
@@ -67,6 +67,6 @@ def test_the_estimate_is_above_what_is_used_and_not_far(mx, run_ece408, fashion_
     result = run_ece408(milestone, "2000")
     used = int(result.stderr.partition("avgdata ")[2].partition("maxresident")[0]) << 10
     model = "baseline" if milestone == "m1.1" else "ece408"
-    symbol = models.load_model(models.TERMS["2019fa"], model).symbol
+    symbol = course_terms.load_model(course_terms.TERMS["2019fa"], model).symbol
     estimate = footprint.required_bytes(symbol, 2000, 2000, 70)
     assert used <= estimate <= 1.6 * used

@@ -22,8 +22,8 @@ from ece408_op.errors import (
     ServerFailed,
     WorkerFailed,
 )
-from ece408_op.jobs import agent, plan, supervisor
-from ece408_op.jobs.plan import SCHEDULER, SERVER, THIS, WORKER, Host, Member
+from ece408_op.jobs import agent, job_plan, supervisor
+from ece408_op.jobs.job_plan import SCHEDULER, SERVER, THIS, WORKER, Host, Member
 
 # Runs for longer than any test, and so does a process that it has started.
 LONG_S = 60
@@ -317,7 +317,7 @@ def test_ssh_asks_nothing_and_can_be_told_more():
 
 def test_roles_and_ranks_of_a_job(monkeypatch):
     hosts = [Host("a", "10.0.0.2"), Host("b", "10.0.0.10"), Host("c", "9.0.0.1")]
-    members = plan.job(["train"], 4, 2, hosts, 30000)
+    members = job_plan.job(["train"], 4, 2, hosts, 30000)
     assert [str(each) for each in members] == [
         *("the scheduler on a", "server 0 on c", "server 1 on a"),
         # MXNet sorts addresses as text, the last one first.
@@ -327,9 +327,9 @@ def test_roles_and_ranks_of_a_job(monkeypatch):
     for each in members:
         assert each.environment["DMLC_PS_ROOT_URI"] == "10.0.0.2"
         assert each.environment["DMLC_NODE_HOST"] == each.host.address
-        assert each.command == (("train",) if each.role == WORKER else plan.SERVING)
+        assert each.command == (("train",) if each.role == WORKER else job_plan.SERVING)
         assert "HOME" not in each.environment
-    here = plan.job(["train"], 2, 1, (), None)
+    here = job_plan.job(["train"], 2, 1, (), None)
     ports = [int(each.environment["PORT"]) for each in here]
     assert ports == sorted(set(ports))
     assert here[0].environment["DMLC_PS_ROOT_URI"] == "127.0.0.1"

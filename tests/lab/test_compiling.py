@@ -13,7 +13,7 @@ from ece408_op.backends import kernel_file
 from ece408_op.backends.emulator.library import Emulation
 from ece408_op.errors import KernelCompileFailed
 from ece408_op.lab import check as checking
-from ece408_op.lab import compiling
+from ece408_op.lab import compile_sandbox
 from ece408_op.problem import ConvProblem
 
 PROBLEM = ConvProblem.parse("b2,c1,h9,w9,m2,k3")
@@ -79,7 +79,7 @@ def test_compiling_has_limits(check, tmp_path):
         check("char large[1L << 31] = {1};\n" + COURSE_2020)
     source = tmp_path / "mine.cc"
     source.write_text("")
-    command = compiling.guard(tmp_path)(["/bin/sh", "-c", "ulimit -t; ulimit -v"], source)
+    command = compile_sandbox.guard(tmp_path)(["/bin/sh", "-c", "ulimit -t; ulimit -v"], source)
     said = subprocess.run(command, capture_output=True, text=True).stdout
     assert said.split() == ["150", str(4 << 20)]
 
@@ -106,7 +106,7 @@ def test_a_compiler_starts_programs_and_writes_in_its_folders_only(tmp_path):
     source.write_text("")
     scratch = tmp_path / "scratch"
     scratch.mkdir()
-    guarded = compiling.guard(scratch)
+    guarded = compile_sandbox.guard(scratch)
     tries = "cat {0} > $TMPDIR/copy; echo made; echo x > {1}/x; cat {1}/y; kill -0 $PPID"
     (tmp_path / "y").write_text(SECRET)
     command = guarded(["/bin/sh", "-c", tries.format(source, tmp_path)], source)

@@ -16,7 +16,7 @@ from places import ROOT
 from ece408_op import settings
 from ece408_op.errors import InvalidSetting, InvalidSize, NoUsableGpu
 from ece408_op.lab import ranking as ranks
-from ece408_op.lab import shares
+from ece408_op.lab import ranking_workers
 from ece408_op.lab.check import Group, Verdict
 from ece408_op.lab.timing import OURS
 from ece408_op.problem import ConvProblem
@@ -183,7 +183,7 @@ def test_who_failed_beside_one_that_took_the_gpu_s_memory_is_checked_again(folde
 
 def test_several_gpus_share_the_files(folder, monkeypatch):
     # Processes for the CPU stand in for GPUs.
-    monkeypatch.setattr(shares, "places", lambda contenders: (0, 1))
+    monkeypatch.setattr(ranking_workers, "places", lambda contenders: (0, 1))
     ranking = ranks.Ranking(CONDITIONS)
     with settings.override(devices="0,1"):
         steps = _rank(folder, ranking)
@@ -197,7 +197,7 @@ def test_several_gpus_share_the_files(folder, monkeypatch):
 
 
 def test_what_ends_a_share_ends_the_ranking(folder, monkeypatch):
-    monkeypatch.setattr(shares, "places", lambda contenders: (0, 1))
+    monkeypatch.setattr(ranking_workers, "places", lambda contenders: (0, 1))
     ranking = ranks.Ranking(CONDITIONS)
     _rank(folder, ranking, stop_after=4)
     monkeypatch.setenv("ECE408_THREADS", "many")

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from ece408_op.errors import InvalidProblem, UnsupportedProblem
-from ece408_op.operator.attributes import ConvAttributes
+from ece408_op.operator.conv_attributes import ConvAttributes
 
 REQUIRED = {"kernel": "(5, 3)", "num_filter": "7"}
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import ece408_op
-from ece408_op.course import models, scoring
+from ece408_op.course import course_terms, scoring
 from ece408_op.errors import CheckpointMismatch, CheckpointMissing
 from ece408_op.files import resources
 
@@ -43,7 +43,7 @@ def test_the_courses_operator_loads_and_computes_the_same(mx, course_folder, rng
     text = (FOLDER / "ece408-symbol.json").read_text()
     (course_folder / "ece408-symbol.json").write_text(_as_the_course_stored_it(text, key))
     symbol, arg_params, aux_params = ece408_op.load_checkpoint(course_folder / "ece408", 2)
-    shipped = models.load_model(models.TERMS["2019fa"], "ece408")
+    shipped = course_terms.load_model(course_terms.TERMS["2019fa"], "ece408")
     assert symbol.list_arguments() == shipped.symbol.list_arguments()
     images = rng.integers(0, 256, (20, 70, 70)).astype(np.uint8)
     with ece408_op.op_times() as log:

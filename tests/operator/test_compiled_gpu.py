@@ -17,7 +17,7 @@ from library_node import LibraryNode
 import ece408_op
 from ece408_op import dispatch, errors, settings
 from ece408_op.backends.cuda import work
-from ece408_op.backends.cuda.runtime import device, driver, native
+from ece408_op.backends.cuda.runtime import device, driver, native_plans
 from ece408_op.backends.cuda.runtime.launcher import grid_of
 from ece408_op.operator import compiled_operator, gpu_support
 from ece408_op.operator.graphs import graph_json
@@ -46,9 +46,9 @@ def cuda(mx, library, monkeypatch):
     gpu = FakeGpu()
     monkeypatch.setattr(driver, "library", lambda: library)
     monkeypatch.setattr(device, "get", lambda index: gpu)
-    monkeypatch.setattr(native, "machine_code", lambda plan, capability: b"code")
+    monkeypatch.setattr(native_plans, "machine_code", lambda plan, capability: b"code")
     for name in ("_modules", "_functions", "_shared_bytes"):
-        monkeypatch.setattr(native, name, {})
+        monkeypatch.setattr(native_plans, name, {})
     compiled_operator._give_driver.cache_clear()
     settings.configure()  # has the library forget its plans
     library.fake_forget()
@@ -196,7 +196,7 @@ def test_a_driver_that_fails_is_met_by_the_call(cuda, by_python, monkeypatch):
     def no_code(plan, capability):
         raise errors.KernelCompileFailed("it does not compile")
 
-    monkeypatch.setattr(native, "machine_code", no_code)
+    monkeypatch.setattr(native_plans, "machine_code", no_code)
     node = LibraryNode(LAYER, PROBLEM)
     assert node.forward([X, W], Y)
     assert len(by_python) == 1

@@ -9,9 +9,9 @@ import pytest
 
 import ece408_op
 from ece408_op import dispatch, errors
-from ece408_op.backends.cpu.backend import CpuBackend
+from ece408_op.backends.cpu.cpu_backend import CpuBackend
 from ece408_op.backends.cuda import work
-from ece408_op.backends.cuda.backend import ZeroCopyBackend
+from ece408_op.backends.cuda.cuda_backend import ZeroCopyBackend
 from ece408_op.backends.cuda.kernels import catalog
 from ece408_op.backends.cuda.runtime import device
 from ece408_op.files import resources
@@ -248,7 +248,7 @@ def test_a_launch_that_the_driver_refuses(mx, rng, monkeypatch, python_calls):
 _FAILS = """
 import numpy as np, mxnet as mx, ece408_op
 from ece408_op import errors
-from ece408_op.backends.cuda.backend import ZeroCopyBackend
+from ece408_op.backends.cuda.cuda_backend import ZeroCopyBackend
 native_launches = ZeroCopyBackend.native_launches
 
 def without_output(self, *asked):

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import ece408_op
-from ece408_op.course.dataset import data
+from ece408_op.course.dataset import fashion_data
 
 STEPS = 200
 BATCH = 32
@@ -71,7 +71,7 @@ def _losses(mx, layer, images, labels, mode):
 
 @pytest.mark.parametrize("mode", [pytest.param("imperative", marks=pytest.mark.slow), "hybridized"])
 def test_training_follows_the_same_loss_curve(mx, fashion_mnist, mode):
-    pixels, classes = data.load("t10k", limit=STEPS * BATCH)
+    pixels, classes = fashion_data.load("t10k", limit=STEPS * BATCH)
     images = mx.nd.array(pixels[:, None] / np.float32(255))
     labels = mx.nd.array(classes)
     native = _losses(mx, mx.gluon.nn.Conv2D, images, labels, mode)

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from ece408_op.errors import InvalidProblem, UnsupportedProblem
-from ece408_op.operator.attributes import ConvAttributes
+from ece408_op.operator.conv_attributes import ConvAttributes
 from ece408_op.operator.inference import infer_shapes, infer_storage, infer_types
 
 PLAIN = ConvAttributes((5, 3), 8)

@@ -10,7 +10,7 @@ import pytest
 
 import ece408_op
 from ece408_op.backends.cpu import native
-from ece408_op.operator import compiled_operator, memory
+from ece408_op.operator import array_memory, compiled_operator
 
 SHAPE = (2, 8, 18, 16)
 # 1x1 with and without a stride, windows of stride 1, of stride 2, and in groups.
@@ -164,8 +164,8 @@ def test_other_weights_in_their_place_are_noticed(mx, x, rng, block, flags):
     addresses, again = set(), 0
     for _ in range(500):
         w = mx.nd.array(rng.uniform(-1, 1, (16, 8, 1, 1)))
-        again += memory.pointer(w) in addresses
-        addresses.add(memory.pointer(w))
+        again += array_memory.pointer(w) in addresses
+        addresses.add(array_memory.pointer(w))
         expect(block(x, w), _expected(mx, x, w))
         del w
         mx.nd.waitall()
@@ -181,8 +181,8 @@ def test_weights_after_training_with_others_are_noticed(mx, x, rng, block, flags
     last, again = None, 0
     for _ in range(20):
         w = mx.nd.array(rng.uniform(-1, 1, (16, 8, 1, 1)))
-        again += memory.pointer(w) == last
-        last = memory.pointer(w)
+        again += array_memory.pointer(w) == last
+        last = array_memory.pointer(w)
         expect(block(x, w), _expected(mx, x, w))
         other = mx.nd.array(rng.uniform(-1, 1, (16, 8, 1, 1)))
         other.attach_grad()
@@ -246,7 +246,7 @@ def test_weights_are_packed_once(mx, x, rng):
     net.hybridize()
     before = net(x).asnumpy()
     w = net.weight.data()
-    ctypes.memset(memory.pointer(w), 0, w.size * 4)
+    ctypes.memset(array_memory.pointer(w), 0, w.size * 4)
     np.testing.assert_array_equal(net(x).asnumpy(), before)
     w[:] = w * 1
     assert not net(x).asnumpy().any()

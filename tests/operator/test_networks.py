@@ -19,8 +19,8 @@ from ece408_op.errors import (
     NotEnoughMemory,
     UnsupportedProblem,
 )
-from ece408_op.operator import memory, networks
-from ece408_op.operator.memory import pointer
+from ece408_op.operator import array_memory, networks
+from ece408_op.operator.array_memory import pointer
 
 STATIC = {"static_alloc": True, "static_shape": True}
 
@@ -325,13 +325,13 @@ def test_weights_are_read_when_they_are_written(mx, x, way, monkeypatch):
     weight = net[0].weight
     network = _hybridized(net) if way == "hybridize" else ece408_op.to_gpu(net)
     is_written, too_early = threading.Event(), []
-    look = memory.pointer
+    look = array_memory.pointer
 
     def noting(array):
         too_early.append(not is_written.is_set())
         return look(array)
 
-    monkeypatch.setattr(memory, "pointer", noting)
+    monkeypatch.setattr(array_memory, "pointer", noting)
     late_copy(mx, weight.data() * 2, is_written).copyto(weight.data())
     threading.Timer(0.5, is_written.set).start()
     found = network(x)

@@ -16,10 +16,10 @@ from fake_gpu import FakeGpu
 
 import ece408_op
 from ece408_op import settings
-from ece408_op.backends.cpu.backend import CpuBackend
+from ece408_op.backends.cpu.cpu_backend import CpuBackend
 from ece408_op.backends.cuda.runtime import device
 from ece408_op.errors import InvalidProblem, NoUsableGpu
-from ece408_op.operator import memory
+from ece408_op.operator import array_memory
 
 SHAPE = (20, 3, 66, 66)
 OURS = {"kernel": (3, 3), "num_filter": 30, "no_bias": True, "backend": "lending"}
@@ -54,7 +54,7 @@ def arrays(mx, pool, rng, monkeypatch):
 
 def _address(array):
     array.wait_to_read()
-    return memory.pointer(array)
+    return array_memory.pointer(array)
 
 
 def _is_lent(pool, array):

@@ -12,8 +12,8 @@ from fake_gpu import FakeGpu
 import ece408_op
 from ece408_op import dispatch, settings
 from ece408_op.backends import Backend
-from ece408_op.backends.cpu.backend import CpuBackend
-from ece408_op.backends.cuda import backend as cuda_backend
+from ece408_op.backends.cpu.cpu_backend import CpuBackend
+from ece408_op.backends.cuda import cuda_backend as cuda_backend
 from ece408_op.backends.cuda import work
 from ece408_op.backends.cuda.kernels import catalog
 from ece408_op.bench import oracle
@@ -21,7 +21,7 @@ from ece408_op.bench.checker import random_cases
 from ece408_op.bench.shapes import SHAPES
 from ece408_op.errors import InvalidSetting
 from ece408_op.op_log import GpuTime
-from ece408_op.operator.attributes import ConvAttributes
+from ece408_op.operator.conv_attributes import ConvAttributes
 from ece408_op.problem import PRECISIONS, ConvProblem
 
 UNKNOWN = r"unknown precision 'half'; choose one of strict, float32, tf32, float16"

@@ -13,7 +13,7 @@ import ece408_op
 from ece408_op import errors
 from ece408_op.errors import InvalidProblem
 from ece408_op.operator import compiled_operator
-from ece408_op.operator.attributes import ConvAttributes
+from ece408_op.operator.conv_attributes import ConvAttributes
 from ece408_op.operator.python_operator import ConvolutionProp
 
 ATTRIBUTES = {"kernel": (3, 3), "num_filter": 4, "no_bias": True}
@@ -120,7 +120,7 @@ pending = [convolve(x) for _ in range(5)]
 child = os.fork()
 if child == 0:
     from ece408_op import settings
-    from ece408_op.backends.cpu.backend import CpuBackend
+    from ece408_op.backends.cpu.cpu_backend import CpuBackend
     from ece408_op.problem import ConvProblem
     problem = ConvProblem.parse("b4,c8,h40,w40,m32,k3")
     arrays = [np.ones(shape, np.float32) for shape in (problem.x_shape, problem.w_shape)]

@@ -8,7 +8,7 @@ import pytest
 
 import ece408_op
 from ece408_op.errors import CheckpointMissing, InvalidSetting
-from ece408_op.operator.swap import swap_symbol
+from ece408_op.operator.swapping import swap_symbol
 
 SHAPE = (2, 3, 20, 20)
 

@@ -22,8 +22,8 @@ from ece408_op.profile import (
     mxnet_recorder,
     ncu,
     occupancy,
+    profile_summary,
     recording,
-    summary,
     tables,
     trace,
 )
@@ -247,7 +247,7 @@ def test_recorded_figures_are_as_the_gpu_allows():
         for function in figure["functions"]:
             assert 0 < function["occupancy"] <= 1
             assert 0 < function["registers"] <= 255
-    text = summary.text(recorded)
+    text = profile_summary.text(recorded)
     assert "GPU activities\n" in text
     assert "CUDA API calls\n" in text
     assert "Our kernels on the GPU\n" in text
@@ -475,7 +475,7 @@ def test_a_recorded_program_may_fail(monkeypatch):
 def test_notes_and_counters_are_told():
     counters = ncu.Counters("column_pairs", (128, 1, 1), 96, 2, 0.5, 1, 2, 0.9, 0.4, 0.3, 0.5)
     found = _profile(notes=("why",), counters=(dataclasses.asdict(counters),))
-    text = summary.text(found)
+    text = profile_summary.text(found)
     assert text.startswith("Profile of m2.1: 1.500 s\n")
     assert "column_pairs" in text
     assert text.endswith("Note: why")

@@ -4,7 +4,7 @@ import pytest
 from played import Player
 
 from ece408_op.course import comparison
-from ece408_op.course.models import TERMS
+from ece408_op.course.course_terms import TERMS
 from ece408_op.report import figures, make, overview, plan, timeline
 
 

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from ece408_op.course.models import TERMS
+from ece408_op.course.course_terms import TERMS
 from ece408_op.errors import KernelCompileFailed
 from ece408_op.profile.gpu_ceilings import GpuCeilings
 from ece408_op.report import gpu_ladder, ladder

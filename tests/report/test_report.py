@@ -16,7 +16,7 @@ import pytest
 from played import GPU_LINES, HEAD, NO_DRIVER, THEIRS, TIME, failing, milestone, played_ladder
 
 from ece408_op.cli import main
-from ece408_op.course.models import TERMS
+from ece408_op.course.course_terms import TERMS
 from ece408_op.errors import InvalidSetting, InvalidSize, NotesUnreadable, ReportUnwritable
 from ece408_op.host import this_python
 from ece408_op.report import ladder, make, plan

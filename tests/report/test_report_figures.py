@@ -13,7 +13,7 @@ from played import played_ladder
 
 from ece408_op.bench import cuda_report
 from ece408_op.course.comparison import Run
-from ece408_op.course.models import TERMS
+from ece408_op.course.course_terms import TERMS
 from ece408_op.files.resources import results_dir
 from ece408_op.profile.activities import Activity, Profile
 from ece408_op.report import figures, ladder, overview, svg, timeline

@@ -9,7 +9,7 @@ from studies import cuda_errors, float32_sums
 from ece408_op import settings
 from ece408_op.backends.cuda.kernels import catalog
 from ece408_op.backends.cuda.kernels.tuned import Choice
-from ece408_op.backends.emulator.backend import EmulatedBackend
+from ece408_op.backends.emulator.emulator_backend import EmulatedBackend
 from ece408_op.bench import oracle
 from ece408_op.problem import ConvProblem
 

@@ -1,1 +1,1 @@
-"""The CPU: compiled kernels, and the textbook loop that everything is compared with."""
+"""CPU backends: optimised compiled kernels, and the textbook loop as reference."""

@@ -1,7 +1,7 @@
-"""A CPU kernel in a user's C++ file: compiled by a C++ compiler, kept, loaded.
+"""CPU kernels in users' C++ files: compiled by a C++ compiler, cached and loaded.
 
-Two forms of the course, unchanged: new-forward.h, to 2019, defines mxnet::op::forward of three
-tensors; cpu-new-forward.cc, from 2020 on, conv_forward_cpu of three pointers.
+Two unchanged forms of the course: new-forward.h, until 2019, defines mxnet::op::forward of three
+tensors; cpu-new-forward.cc, since 2020, conv_forward_cpu of three pointers.
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ from ...errors import KernelsMissing
 from .. import kernel_file
 from ..kernel_file import KernelFile, source_of
 
-# For the processor at hand: what is kept of one machine is compiled again on another.
+# For this machine's processor: another machine compiles again.
 _OPTIONS = ("-std=gnu++17", "-O3", "-march=native", "-fopenmp", "-fPIC", "-w")
 
 
 @dataclass(frozen=True)
 class CompiledFile:
-    """A compiled file: its `forward`, as the header kernels/files/entry.h has it."""
+    """A compiled file; its `forward` is declared in kernels/files/entry.h."""
 
     library: ctypes.CDLL
 
     @property
     def address(self) -> int:
-        """Where its forward function is."""
+        """Address of its forward function."""
         found = ctypes.cast(self.library.ece408_file_forward, ctypes.c_void_p)
         return found.value or 0
 
@@ -42,13 +42,13 @@ class CompiledFile:
 
 @functools.lru_cache(maxsize=64)
 def load(file: KernelFile) -> CompiledFile:
-    """The file's kernel. Raises what `library` raises."""
+    """Return the file's kernel. Raises what `library` raises."""
     return CompiledFile(kernel_file.load(file, library(file)))
 
 
 @functools.lru_cache(maxsize=64)
 def library(file: KernelFile) -> bytes:
-    """What the file is compiled to, once for each text of the file and of its headers.
+    """Compile the file to a library, cached by its text and its headers.
 
     Raises `KernelCompileFailed` with file and line, `KernelsMissing` without a C++ compiler, and
     `CacheUnwritable`.
@@ -59,14 +59,14 @@ def library(file: KernelFile) -> bytes:
 
 
 def compiler() -> str:
-    """The C++ compiler: CXX, or what there is. Raises `KernelsMissing`."""
-    asked = shlex.split(os.environ.get("CXX", ""))[:1]
-    for name in asked or ("g++", "clang++", "c++"):
+    """Return the C++ compiler: CXX, or the first one found. Raises `KernelsMissing`."""
+    named = shlex.split(os.environ.get("CXX", ""))[:1]
+    for name in named or ("g++", "clang++", "c++"):
         found = shutil.which(name)
         if found:
             return found
     raise KernelsMissing(
-        f"no C++ compiler ({' '.join(asked) or 'g++, clang++, c++'}) to compile a kernel file "
+        f"no C++ compiler ({' '.join(named) or 'g++, clang++, c++'}) to compile a kernel file "
         "with; install g++ (Debian, Ubuntu: apt install g++) or set CXX"
     )
 
@@ -84,12 +84,12 @@ def _command(compiler: str, file: KernelFile) -> list[str]:
 
 @functools.cache
 def compiler_versions(compiler: str) -> tuple[str, ...]:
-    """What the compiler says of itself, and of the processor that -march=native means.
+    """Return the compiler's version, and the processor options that -march=native implies.
 
     Raises `KernelsMissing` if it does not run.
     """
     options = (["--version"], ["-march=native", "-Q", "--help=target"])
-    # Its text fits the terminal and speaks the user's language; it is a key of what is kept.
+    # The output depends on terminal width and language, and is part of the cache key.
     environment = {**os.environ, "COLUMNS": "80", "LC_ALL": "C"}
     try:
         return tuple(

@@ -1,4 +1,4 @@
-"""The compiled CPU kernels, `libece408_cpu.so`, through ctypes (which releases the GIL).
+"""Bindings of the compiled CPU kernels, `libece408_cpu.so`, through ctypes (releases the GIL).
 
 `kernels/cpu/api/ece408.h` declares the library's functions.
 """
@@ -23,7 +23,7 @@ from .. import DIRECTIONS
 
 LIBRARY = Path(__file__).resolve().with_name("libece408_cpu.so")
 SUFFIXES = {"float16": "f16", "float32": "f32", "float64": "f64"}
-# Of the fast functions for float32 arrays with products and sums in float64.
+# Suffix of the fast functions for float32 arrays with float64 products and sums.
 STRICT = "strict"
 
 _ABI_VERSION = 13
@@ -42,7 +42,7 @@ _FIELDS = (
 )
 
 
-# To an address, from an address, so many bytes.
+# Destination address, source address, number of bytes.
 Copy = tuple[int, int, int]
 
 
@@ -60,9 +60,9 @@ class _Problem(ctypes.Structure):
 
 @functools.lru_cache(maxsize=4096)
 def as_struct(problem: ConvProblem) -> _Problem:
-    """The header's `ece408_problem`. C code reads it only, so that calls may share it.
+    """Return the header's `ece408_problem`. C code only reads it, so calls may share it.
 
-    Raises `InvalidProblem` for a number that C does not store as it is, which ctypes cuts silently.
+    Raises `InvalidProblem` for a number that does not fit, which ctypes would truncate silently.
     """
     numbers = (
         *(problem.batch, problem.channels, problem.height, problem.width, problem.filters),
@@ -115,9 +115,9 @@ def _declare_all(library: ctypes.CDLL) -> None:
 
 
 def load(path: Path) -> ctypes.CDLL:
-    """The library at `path`, its functions declared.
+    """Load the library at `path` and declare its functions.
 
-    Raises `KernelsMissing` if it is not there, does not load or is another version's.
+    Raises `KernelsMissing` if it is missing, does not load or has another version.
     """
     if not path.is_file():
         raise KernelsMissing(f"the compiled CPU kernels are not at {path}; {_REMEDY}")
@@ -138,20 +138,20 @@ def load(path: Path) -> ctypes.CDLL:
 
 @functools.lru_cache(maxsize=1)
 def library() -> ctypes.CDLL:
-    """The installed library, loaded once. Raises `KernelsMissing`."""
+    """Return the installed library, loaded once. Raises `KernelsMissing`."""
     return load(LIBRARY)
 
 
 @functools.lru_cache(maxsize=1)
 def isas() -> tuple[str, ...]:
-    """Instruction sets that library and CPU have, best first. Raises `KernelsMissing`."""
+    """Return the instruction sets of both library and CPU, best first. Raises `KernelsMissing`."""
     supported = library().ece408_isa_supported
     return tuple(name for name, code in ISA_CODES.items() if supported(code))
 
 
 @functools.lru_cache(maxsize=1)
 def kernels() -> tuple[str, ...]:
-    """The names of the fast kernels, by their numbers. Raises `KernelsMissing`."""
+    """Return the names of the fast kernels, by their numbers. Raises `KernelsMissing`."""
     names = map(library().ece408_kernel_name, itertools.count())
     return tuple(name.decode() for name in itertools.takewhile(bool, names))
 
@@ -159,9 +159,9 @@ def kernels() -> tuple[str, ...]:
 def choose(
     problem: ConvProblem, direction: str, isa: str, strict: bool = False, kept: bool = False
 ) -> str:
-    """The kernel that computes a direction, of `DIRECTIONS`; with `strict` one whose products and
-    sums are in float64, of numbers as they are. `kept`: a forward pass is given packed weights.
-    Raises `KernelsMissing`."""
+    """Return the kernel that computes a direction, of `DIRECTIONS`; with `strict` one with float64
+    products and sums of unsplit numbers. `kept`: a forward pass receives packed weights. Raises
+    `KernelsMissing`."""
     numbers = DIRECTIONS.index(direction), ITEM_BYTES[problem.dtype], ISA_CODES[isa], strict, kept
     return kernels()[library().ece408_choose(as_struct(problem), *numbers)]
 
@@ -172,26 +172,26 @@ def _name(function: str, dtype: str, strict: bool) -> str:
 
 
 def copy(copies: Sequence[Copy], threads: int) -> None:
-    """Make copies on `threads` threads together; no memory that is written may be part of another
-    copy. One call wakes all threads once. Raises `KernelsMissing`."""
+    """Make copies on `threads` threads; destinations must not overlap other copies. One call wakes
+    all threads once. Raises `KernelsMissing`."""
     made = (_Copied * len(copies))(*(_Copied(*each) for each in copies))
     library().ece408_copy(made, len(copies), threads)
 
 
 def populate(address: int, nbytes: int, threads: int) -> None:
-    """Have the system make a fresh array's pages, on `threads` threads. Raises `KernelsMissing`."""
+    """Touch the pages of a fresh array on `threads` threads. Raises `KernelsMissing`."""
     library().ece408_populate(address, nbytes, threads)
 
 
 def ask_for_huge_pages(address: int, nbytes: int) -> None:
-    """Ask the system for huge pages where an array has none yet, if it is large. Raises
+    """Request huge pages for the untouched part of an array, if it is large. Raises
     `KernelsMissing`."""
     library().ece408_ask_for_huge_pages(address, nbytes)
 
 
 def address(function: str, dtype: str, strict: bool = False) -> int:
-    """Where `ece408_<function>_<dtype>`, or the strict one, is, for who calls it without Python.
-    Raises `KernelsMissing`."""
+    """Return the address of `ece408_<function>_<dtype>`, or of the strict one, for callers without
+    Python. Raises `KernelsMissing`."""
     found = getattr(library(), _name(function, dtype, strict))
     return ctypes.cast(found, ctypes.c_void_p).value or 0
 
@@ -206,8 +206,8 @@ def run(
     kernel: str | None = None,
     strict: bool = False,
 ) -> None:
-    """Call `ece408_<function>_<dtype>`, or the strict one, on the addresses given, `None` standing
-    for no array. A fast function also takes an instruction set and the name of a kernel.
+    """Call `ece408_<function>_<dtype>`, or the strict one, on these addresses; `None` is a missing
+    array. A fast function also takes an instruction set and the name of a kernel.
 
     Raises `KernelsMissing`, `InvalidProblem`, `UnsupportedProblem` and `NotEnoughMemory`.
     """

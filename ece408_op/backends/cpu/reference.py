@@ -1,4 +1,4 @@
-"""Textbook loops with sums in float64, for every convolution there is."""
+"""Textbook loops with float64 sums, for every convolution."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from . import native
 
 
 class ReferenceBackend(Backend):
-    """Every problem: any stride, pad, dilate, groups and dtype; slow and obviously right.
+    """A backend for every problem: any stride, pad, dilate, groups and dtype; slow and simple.
 
-    With `strict` the log of op times calls its results so; they are the same. No result depends on
-    the number of threads, which `settings.threads` gives.
+    `strict` only changes how the log of op times names the precision. `settings.threads` sets the
+    number of threads and does not affect results.
     """
 
     name = "reference"

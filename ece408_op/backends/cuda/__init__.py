@@ -1,1 +1,1 @@
-"""CUDA kernels: choosing, compiling, launching them, and the backends that do."""
+"""CUDA kernels, their compilation and launches, and the backends that use them."""

@@ -1,4 +1,4 @@
-"""What one call computes, by the roles of its arrays: the common ground of both ways in."""
+"""Work of one call, by the roles of its arrays; used by staging and zero-copy."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from ...errors import InvalidSetting, UnsupportedProblem
 from ...op_log import GpuTime
 from ...problem import ITEM_BYTES, PRECISIONS, ConvProblem
 from .. import Done, kernel_file
+from .kernel_plan import Capability, Kernel, Layout, Plan, Target
 from .kernels import catalog, tuned
-from .plan import Capability, Kernel, Layout, Plan, Target
 
-# Arrays that are cut along the batch, and those that serve the whole of it.
+# Arrays with a batch axis; the others are shared by the whole batch.
 OVER_BATCH = ("x", "y", "dx", "dy")
 
 
 @dataclass(frozen=True)
 class Step:
-    """One direction to compute; with `accumulate` its result is added to what is there."""
+    """One direction to compute; with `accumulate` its result is added to the output."""
 
     direction: str
     accumulate: bool
@@ -29,12 +29,12 @@ class Step:
 
 @dataclass(frozen=True)
 class Work:
-    """The steps of one call on the arrays at `addresses`, by role: "x", "w", "bias", "y" and
-    their gradients "dx", "dw", "dbias", "dy".
+    """The steps of one call on the arrays at `addresses`, by role: "x", "w", "bias", "y" and their
+    gradients "dx", "dw", "dbias", "dy".
 
-    `outputs` are the roles that are written. `kernel` is the name of the kernel for the forward
-    pass, or `None` for the best one that is at least as exact as `precision`, as every gradient's
-    kernel is.
+    `outputs` are the roles that are written. `kernel` names the kernel of the forward pass; `None`
+    selects the best one that is at least as exact as `precision`. Kernels of gradients are always
+    selected so.
     """
 
     problem: ConvProblem
@@ -46,7 +46,7 @@ class Work:
 
     @functools.cached_property
     def inputs(self) -> tuple[str, ...]:
-        """The roles that are read: also an output that is added to image by image."""
+        """The roles that are read, including outputs that are accumulated per image."""
         added = any(step.accumulate for step in self.steps)
         return tuple(
             role
@@ -55,12 +55,12 @@ class Work:
         )
 
     def nbytes(self, role: str, images: int) -> int:
-        """Size of an array in bytes, for a batch of `images`."""
+        """Return the size of an array in bytes, for a batch of `images`."""
         return images * self._sizes[role] if role in OVER_BATCH else self._sizes[role]
 
     @functools.cached_property
     def _sizes(self) -> dict[str, int]:
-        """Bytes of each array, of those that are cut along the batch those of an image."""
+        """Bytes per array; per image for those with a batch axis."""
         item = ITEM_BYTES[self.problem.dtype]
         return {
             role: item * math.prod(shape_of(self.problem, role)[role in OVER_BATCH :])
@@ -68,7 +68,7 @@ class Work:
         }
 
     def plans(self, gpu: Target, images: int) -> list[Plan]:
-        """How to compute each step for a batch of `images` on this GPU.
+        """Return how to compute each step for a batch of `images` on this GPU.
 
         Raises `InvalidSetting` and `UnsupportedProblem`.
         """
@@ -80,7 +80,7 @@ class Work:
 
     @functools.cached_property
     def _plans(self) -> dict[tuple[int, int], list[Plan]]:
-        """By GPU and images: a call asks more than once."""
+        """Plans by GPU and images, as a call requests them repeatedly."""
         return {}
 
     def _plan(self, problem: ConvProblem, step: Step, gpu: Target) -> Plan:
@@ -90,7 +90,7 @@ class Work:
     def _choice(
         self, problem: ConvProblem, direction: str, gpu: Target
     ) -> tuple[str, Layout | None]:
-        """A kernel's name, and its layout unless that is the kernel's own choice."""
+        """Return a kernel's name and its layout (`None`: the kernel's own choice)."""
         if self.kernel is not None and direction == "forward":
             layout = None
             if kernel_file.device_of(self.kernel) is not None:
@@ -100,15 +100,15 @@ class Work:
         return best.kernel.name, best.layout
 
 
-# Making a problem, which is checked, takes 25 us, and each call asks for several.
+# Creating a problem, which is validated, takes 25 us, and each call creates several.
 @functools.lru_cache(maxsize=4096)
 def _of_images(problem: ConvProblem, images: int) -> ConvProblem:
     return dataclasses.replace(problem, batch=images)
 
 
 def done(time: GpuTime | None, plans: Iterable[Plan]) -> Done:
-    """What a call did: what kept the GPUs busy, and the plans that ran, for parts of the batch
-    perhaps other ones than for all of it. Its precision is that of the least exact plan."""
+    """Return the summary of a call: busy time of the GPUs and the plans that ran, which may differ
+    for parts of the batch. The precision is that of the least exact plan."""
     kernels = list(dict.fromkeys(each.kernel for each in plans))
     names = "+".join(dict.fromkeys(each.name for each in kernels))
     return Done(names, max((each.exactness for each in kernels), key=PRECISIONS.index), time)
@@ -124,7 +124,7 @@ def forward(
     kernel: str | None = None,
     precision: str = "float32",
 ) -> Work:
-    """The forward pass."""
+    """Return the work of the forward pass."""
     addresses = {"x": x, "w": w, "y": y}
     if bias is not None:
         addresses["bias"] = bias
@@ -140,7 +140,7 @@ def backward_data(
     accumulate: bool,
     precision: str = "float32",
 ) -> Work:
-    """The gradient for x."""
+    """Return the work of the gradient for x."""
     addresses = {"w": w, "dy": dy, "dx": dx}
     steps = (Step("backward_data", accumulate),)
     return Work(problem, steps, addresses, ("dx",), precision=precision)
@@ -156,7 +156,7 @@ def backward_weight(
     accumulate_bias: bool,
     precision: str = "float32",
 ) -> Work:
-    """The gradients for w and the bias, each unless it is `None`."""
+    """Return the work of the gradients for w and the bias, each unless it is `None`."""
     addresses, steps = {"dy": dy}, []
     if dw is not None:
         addresses |= {"x": x, "dw": dw}
@@ -171,7 +171,7 @@ def backward_weight(
 def example(
     problem: ConvProblem, direction: str, kernel: str | None = None, precision: str = "float32"
 ) -> Work:
-    """The work of one direction without its arrays, to prepare for it."""
+    """Return the work of one direction without arrays, for preparation."""
     bias = 0 if problem.bias else None
     if direction == "forward":
         return forward(problem, 0, 0, bias, 0, False, kernel, precision)
@@ -181,7 +181,7 @@ def example(
 
 
 def shape_of(problem: ConvProblem, role: str) -> tuple[int, ...]:
-    """The shape of the array in a role; a gradient has that of what it is the gradient for."""
+    """Return the shape of the array in a role; a gradient has the shape of its array."""
     shapes = {
         "x": problem.x_shape,
         "y": problem.y_shape,
@@ -194,7 +194,7 @@ def shape_of(problem: ConvProblem, role: str) -> tuple[int, ...]:
 def rejection(
     problem: ConvProblem, direction: str, capability: Capability, kernel: str
 ) -> str | None:
-    """Why the kernel of this name, which is for the forward pass, cannot compute it, or `None`."""
+    """Return why this forward kernel cannot compute the problem, or `None` if it can."""
     if direction != "forward":
         return None
     return _rejection(forward_kernel(kernel), problem, capability)
@@ -213,10 +213,11 @@ def plan(
     kernel: str,
     layout: Layout | None = None,
 ) -> Plan:
-    """How the kernel of this name, with this layout or its own choice, computes one direction.
+    """Return how the kernel of this name computes one direction, with this layout or its own
+    choice.
 
-    Raises `InvalidSetting` for a name that no kernel of the direction has, and `UnsupportedProblem`
-    when it is of a kernel that cannot compute this.
+    Raises `InvalidSetting` for an unknown name, and `UnsupportedProblem` if the kernel cannot
+    compute this.
     """
     chosen = forward_kernel(kernel) if direction == "forward" else catalog.get(kernel)
     reason = _rejection(chosen, problem, capability)
@@ -228,7 +229,7 @@ def plan(
     return _plan_of(chosen, problem, capability, accumulate, layout)
 
 
-# Asked for in every call; finding it out takes some families milliseconds.
+# Cached because every call uses it, and some families take milliseconds.
 @functools.lru_cache(maxsize=4096)
 def _why_not(kernel: Kernel, problem: ConvProblem, capability: Capability) -> str | None:
     return kernel.why_not(problem, capability)
@@ -246,7 +247,7 @@ def _plan_of(
 
 
 def forward_kernel(name: str) -> Kernel:
-    """The kernel of this name. Raises `InvalidSetting` unless there is one for the forward pass."""
+    """Return the kernel of this name. Raises `InvalidSetting` unless it is a forward kernel."""
     kernel = catalog.get(name)
     if kernel.direction != "forward":
         names = ", ".join(each.name for each in catalog.KERNELS if each.direction == "forward")

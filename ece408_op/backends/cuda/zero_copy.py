@@ -1,4 +1,4 @@
-"""Arrays that are on the GPU already, as under MXNet's `gpu()` context: kernels work in place."""
+"""Zero-copy calls: kernels read and write arrays on the GPU, as under MXNet's `gpu()` context."""
 
 from __future__ import annotations
 
@@ -9,31 +9,31 @@ from typing import Any
 
 from ...op_log import GpuTime
 from .. import Done, NativeLaunches
-from .runtime import native, pause
+from .runtime import native_plans, pause
 from .runtime.device import BEGIN, COMPUTED, Gpu, Lane
 from .runtime.launcher import load
 from .work import Work, done
 
 
 def compute(work: Work, gpu: Gpu) -> Done:
-    """Do the work on addresses on this GPU; returns when it is done.
+    """Compute work on GPU addresses; return when it is done.
 
-    MXNet starts an operator when its inputs are complete, and knows nothing of the work that is
-    enqueued here: so it is waited for. Raises `NotEnoughMemory` when a kernel's workspace does
-    not fit, `GpuFailed`, and what compiling raises.
+    MXNet starts an operator when its inputs are complete, and does not know about work enqueued
+    here: so this waits for it. Raises `NotEnoughMemory` when a kernel's workspace does not fit,
+    `GpuFailed`, and compiler errors.
     """
     with ready(work, gpu) as run:
         return run(work.addresses)
 
 
 class Ready:
-    """Work that is compiled and loaded, with a stream and memory of its own; made by `ready`."""
+    """Compiled and loaded work, with its own stream and memory; created by `ready`."""
 
     def __init__(self, loaded: list[Any], lane: Lane) -> None:
         self._loaded, self._lane = loaded, lane
 
     def __call__(self, addresses: Mapping[str, int]) -> Done:
-        """Do it on arrays at these addresses; returns when it is done."""
+        """Compute on arrays at these addresses; return when it is done."""
         self._lane.mark(BEGIN)
         self.begin(addresses)
         self._lane.mark(COMPUTED)
@@ -42,7 +42,7 @@ class Ready:
         return done(time, (each.plan for each in self._loaded))
 
     def begin(self, addresses: Mapping[str, int]) -> None:
-        """Enqueue it; what is enqueued later begins after it."""
+        """Enqueue the work; work enqueued later starts after it."""
         pointers = {**addresses, "workspace": self._lane.device}
         for each in self._loaded:
             self._lane.launch(each, pointers)
@@ -54,8 +54,7 @@ class Ready:
 
 @contextlib.contextmanager
 def ready(work: Work, gpu: Gpu) -> Iterator[Ready]:
-    """Get the work ready, to be done on any arrays, as often as is wanted. Raises what `compute`
-    raises."""
+    """Prepare work for repeated calls on any arrays. Raises what `compute` raises."""
     with gpu.active(), contextlib.ExitStack() as stack:
         loaded = _load(work, gpu)
         lane = stack.enter_context(gpu.lane(max(each.plan.workspace_bytes for each in loaded)))
@@ -74,13 +73,13 @@ def prepare(work: Work, gpu: Gpu) -> None:
             pass
 
 
-# What MXNet can be asked for at once, in bytes.
+# Maximum bytes of one workspace request to MXNet.
 _MOST_WORKSPACE = 2**31 - 1
 
 
 def native_launches(work: Work, gpu: Gpu) -> NativeLaunches | None:
-    """The work, compiled and loaded, for those who launch it on a stream of their own; `None` if
-    that needs Python. Raises what `compute` raises."""
+    """Return the compiled and loaded launches for callers with a stream of their own; `None` if
+    they need Python. Raises what `compute` raises."""
     plans = work.plans(gpu, work.problem.batch)
     workspace = max(plan.workspace_bytes for plan in plans)
     # Launches on other streams would overwrite constants, and a user's file may change.
@@ -88,7 +87,7 @@ def native_launches(work: Work, gpu: Gpu) -> NativeLaunches | None:
     if needs_python or workspace > _MOST_WORKSPACE:
         return None
     with gpu.active():
-        found = tuple(each for plan in plans for each in native.launches(plan, gpu))
+        found = tuple(each for plan in plans for each in native_plans.launches(plan, gpu))
     return NativeLaunches(found, workspace, done(None, plans))
 
 

@@ -1,3 +1,2 @@
-"""CUDA kernels on the CPU: each thread of a block runs on a stack of its own, and each access to
-memory can be checked. kernels/emulator has what the kernels run on.
-"""
+"""Emulator of CUDA kernels on the CPU: each thread of a block has its own stack, and each memory
+access can be checked. kernels/emulator is the runtime of the kernels."""

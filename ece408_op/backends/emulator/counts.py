@@ -1,4 +1,4 @@
-"""What the warps of kernels did, line by line, where they were counted."""
+"""Counters of emulated warps, by source line."""
 
 from __future__ import annotations
 
@@ -49,10 +49,9 @@ class _RawLaunched(ctypes.Structure):
 
 @dataclass
 class Count:
-    """What a kernel's warps did at a place, "file:line" or an offset in a library: how often one
-    came there, with how many of the lanes that it has; 32-byte sectors of global memory that it
-    touched; passes over the banks of shared memory, and those that were repeats for bank
-    conflicts."""
+    """Counters of one location, "file:line" or an offset in a library: executions by warps and by
+    lanes, 32-byte sectors of global memory, and passes over the banks of shared memory with those
+    caused by bank conflicts."""
 
     kernel: str
     place: str | int
@@ -65,7 +64,7 @@ class Count:
     conflicts: int = 0
 
     def add(self, other: Count) -> None:
-        """Count another of the same place as part of this one."""
+        """Add the counters of the same location in another count."""
         for name in _NUMBERS:
             setattr(self, name, getattr(self, name) + getattr(other, name))
 
@@ -75,7 +74,7 @@ _NUMBERS = ("warps", "lanes", "possible_lanes", "sectors", "passes", "conflicts"
 
 @dataclass(frozen=True)
 class Launched:
-    """A kernel's launches of one size; shared memory in bytes a block."""
+    """A kernel's launches of one size; shared memory in bytes per block."""
 
     kernel: str
     grid: tuple[int, int, int]
@@ -86,8 +85,8 @@ class Launched:
 
 
 def take() -> dict[str, list[dict[str, Any]]]:
-    """The counts and launches since the last call in all kernels of this process, as JSON may have
-    them; `located` knows the lines."""
+    """Return the counts and launches since the last call, of all kernels in this process, as JSON
+    values; `located` resolves lines."""
     library = runtime()
     if library is None:
         return {"counts": [], "launches": []}
@@ -96,7 +95,7 @@ def take() -> dict[str, list[dict[str, Any]]]:
     launches = (_RawLaunched * library.ece408_emulator_launches(None, 0))()
     library.ece408_emulator_launches(launches, len(launches))
     library.ece408_emulator_forget_counts()
-    # Each core has counted for itself.
+    # Each core has its own counters.
     found: dict[tuple[Any, ...], Count] = {}
     for each in map(_count, counts):
         key = (each.kernel, each.place, each.what)
@@ -108,9 +107,9 @@ def take() -> dict[str, list[dict[str, Any]]]:
 
 
 def located(taken: dict[str, Any], content: bytes) -> tuple[list[Count], list[Launched]]:
-    """What `take` gave, of the library with this content; one count for each line and what it does
-    there, in the file's order. Raises `KeyError`, `TypeError` or `ValueError` for what another
-    process has made up."""
+    """Resolve the output of `take` for the library with this content; one count per line and kind,
+    in the file's order. Raises `KeyError`, `TypeError` or `ValueError` for invalid values, which
+    another process may have made up."""
     told = taken["counts"]
     lines = lines_of(content, [each["place"] for each in told if isinstance(each["place"], int)])
     found: dict[tuple[str, str, str], Count] = {}

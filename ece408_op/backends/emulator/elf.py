@@ -1,24 +1,24 @@
-"""What compilers write to libraries and objects (elf.h)."""
+"""Reader of ELF libraries and objects (elf.h)."""
 
 from __future__ import annotations
 
 import struct
 from collections.abc import Iterator
 
-# Where the sections' headers are, their size and number, and what each says.
+# Offsets of the section headers' position, and of their size and number; fields of a header.
 _SECTIONS, _COUNTS = struct.Struct("<Q"), struct.Struct("<HH")
 _SECTION, _SYMBOL = struct.Struct("<IIQQQQIIQQ"), struct.Struct("<IBBHQQ")
 _SYMBOLS, _OBJECT, _WRITTEN = 2, 1, 1
 
 
 def sections(content: bytes) -> list[tuple[int, int]]:
-    """Bytes and alignment of each section."""
+    """Return the bytes and alignment of each section."""
     return [(each[5], each[8]) for each in _headers(content)]
 
 
 def variables(content: bytes) -> Iterator[tuple[int, int]]:
-    """Address and bytes of each variable that is no constant: of the symbols (`Elf64_Sym`) the
-    objects in sections that are written."""
+    """Yield the address and bytes of each variable that is not constant: symbols (`Elf64_Sym`) of
+    type object in writable sections."""
     headers = _headers(content)
     for _, kind, _, _, begin, nbytes, *_ in headers:
         if kind != _SYMBOLS:

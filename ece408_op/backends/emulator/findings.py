@@ -1,4 +1,4 @@
-"""What the emulator's checks found, with lines of the kernel's source."""
+"""Memory errors found by the emulator, with source lines."""
 
 from __future__ import annotations
 
@@ -37,13 +37,14 @@ KINDS = (
     "the host touches memory of the GPU",
     "race between streams",
 )
-# What a kernel or a file does not go on after.
+# Kinds after which a kernel or file cannot continue.
 ENDING = ("deadlock", "illegal address", "misaligned access", "stopped", "failed CUDA call")
-# What does no harm by itself, though it is seldom meant: threads that have ended count as waiting.
+# Kinds that are harmless by themselves, though seldom intended: threads that have ended count as
+# waiting.
 WARNINGS = ("__syncthreads() that not all threads of the block reach", "failed cudaFree()")
-# A process's answer has room for so many.
+# Maximum number of findings in a process's answer.
 _MOST = 64
-# The file that outlasts one.
+# The file that survives the process.
 _KEPT = ".findings"
 
 
@@ -75,8 +76,8 @@ class _Raw(ctypes.Structure):
 
 @dataclass(frozen=True)
 class Finding:
-    """A fault of one kind at one place, "file:line": by which block and thread it was met first,
-    and how often."""
+    """An error of one kind at one location, "file:line", with the first block and thread and the
+    number of occurrences."""
 
     kind: str
     place: str
@@ -89,13 +90,13 @@ class Finding:
 
     @property
     def title(self) -> str:
-        """What it is, without place and thread."""
+        """Description without location and thread."""
         size = f" ({self.bytes} bytes)" if self.bytes else ""
         return f"{self.kind}{size}: {self.text}"
 
     @property
     def by(self) -> str:
-        """The thread that met it first; empty for code of the host."""
+        """The first thread; empty for host code."""
         if not self.kernel:
             return ""
         return f"thread {_sizes(self.thread)} of block {_sizes(self.block)} of {self.kernel}"
@@ -106,8 +107,8 @@ def _sizes(numbers: Sequence[int]) -> str:
 
 
 def take() -> list[dict[str, Any]]:
-    """What was found since the last call in all kernels of this process, as JSON may have it;
-    `located` knows the lines."""
+    """Return the findings since the last call, of all kernels in this process, as JSON values;
+    `located` resolves lines."""
     library = runtime()
     if library is None:
         return []
@@ -119,7 +120,7 @@ def take() -> list[dict[str, Any]]:
 
 
 def keep() -> None:
-    """Have what is found be in the folder for temporary files, too, where `left` finds it when this
+    """Also write findings to the folder for temporary files, where `left` reads them after this
     process has ended."""
     library = runtime()
     if library is not None:
@@ -128,7 +129,7 @@ def keep() -> None:
 
 
 def left(folder: Path) -> list[dict[str, Any]]:
-    """What a process has kept in its folder, and not given to `take`."""
+    """Return findings that a process has written to its folder and not returned by `take`."""
     try:
         with open(folder / _KEPT, "rb") as file:
             content = file.read(8 + _MOST * ctypes.sizeof(_Raw))
@@ -138,7 +139,7 @@ def left(folder: Path) -> list[dict[str, Any]]:
     if count <= 0:
         return []
     raws = (_Raw * count).from_buffer_copy(content, 8)
-    # The process may have written anything there.
+    # Validate, as the process may have written anything.
     return [_told(raw) for raw in raws if 0 <= raw.kind < len(KINDS)]
 
 
@@ -157,8 +158,8 @@ def _told(raw: _Raw) -> dict[str, Any]:
 
 
 def accepted(answer: object) -> list[dict[str, Any]]:
-    """Of what the process of a kernel answers, whose code may have written it, that which `take`
-    could have given."""
+    """Filter the answer of a kernel's process, whose code may have forged it: keep only values that
+    `take` could have returned."""
     items = answer[:_MOST] if isinstance(answer, list) else []
     return [each for each in items if isinstance(each, dict) and _could_be_told(each)]
 
@@ -185,7 +186,8 @@ def _could_be_told(each: dict[str, Any]) -> bool:
 
 
 def located(taken: Sequence[dict[str, Any]], content: bytes) -> list[Finding]:
-    """What `take` gave, of the library with this content; those of one kind and line as one."""
+    """Resolve the output of `take` for the library with this content; findings of one kind and line
+    are merged."""
     told = [each[role] for each in taken for role in ("place", "other")]
     places = [each for each in told if isinstance(each, int) and each]
     lines: dict[Any, str] = {**lines_of(content, places)}
@@ -201,8 +203,8 @@ def located(taken: Sequence[dict[str, Any]], content: bytes) -> list[Finding]:
 
 
 def explained(error: KernelFailed, content: bytes) -> KernelFailed:
-    """What ended a kernel of the library with this content: the error with what was found last,
-    which is not taken later."""
+    """Return the error that ended a kernel of the library with this content, with the last finding,
+    which `take` then does not return."""
     found = located(take(), content)
     if not found:
         return error
@@ -212,7 +214,7 @@ def explained(error: KernelFailed, content: bytes) -> KernelFailed:
 
 
 def ending(taken: Sequence[dict[str, Any]], content: bytes) -> Finding | None:
-    """Of what `take` gave, what a kernel or a file did not go on after, if there is such."""
+    """Return the finding in the output of `take` that ended a kernel or file, if any."""
     last = [each for each in taken if each.get("kind") in ENDING][-1:]
     return next(iter(located(last, content)), None)
 
@@ -235,8 +237,8 @@ def text_of(content: bytes) -> str:
 
 
 def lines_of(content: bytes, places: Sequence[int]) -> dict[int, str]:
-    """ "file:line" of return addresses in a library: where the call stands that returns there, in
-    the kernel's own source if that is in an inlined function of the emulator's headers."""
+    """Return "file:line" of return addresses in a library: the line of the call. For calls inlined
+    from the emulator's headers this is the line in the kernel's own source."""
     unknown = {place: f"address 0x{place:x}" for place in places}
     program = shutil.which("addr2line")
     if not places or program is None:
@@ -244,9 +246,9 @@ def lines_of(content: bytes, places: Sequence[int]) -> dict[int, str]:
     with tempfile.NamedTemporaryFile(suffix=".so") as library:
         library.write(content)
         library.flush()
-        # A call's line is that of the byte before its return address.
-        asked = [hex(place - 1) for place in unknown]
-        command = [program, "--inlines", "--addresses", "--exe", library.name, *asked]
+        # A call's line belongs to the byte before its return address.
+        addresses = [hex(place - 1) for place in unknown]
+        command = [program, "--inlines", "--addresses", "--exe", library.name, *addresses]
         result = subprocess.run(command, capture_output=True, text=True, errors="replace")
     chains = re.split(r"^0x[0-9a-f]+\n", result.stdout, flags=re.M)[1:]
     return {place: _line(chain, unknown[place]) for place, chain in zip(unknown, chains)}

@@ -1,4 +1,4 @@
-"""A library that the compiler has made, in this process: the emulated GPU's memory and settings."""
+"""Loader of emulated libraries; the emulated GPU's memory and settings."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pathlib import Path
 
 from ...errors import KernelCompileFailed, KernelFailed, NotEnoughMemory
 from ...host import cores
-from . import compiler, elf
+from . import elf, emulator_compiler
 
 TO_GPU, FROM_GPU, ON_GPU = 1, 2, 3  # cudaMemcpyKind
 # kernels/emulator/host.cpp has the same order.
@@ -21,9 +21,9 @@ MODES = ("fast", "checked", "counted")
 
 @dataclass(frozen=True)
 class Emulation:
-    """How kernels run: `mode` is "checked", which checks each access to memory, "counted", which
-    counts what warps do at each line, or "fast"; on `threads` cores, all if 0; with a `seed`
-    threads and blocks run in an order that it gives, on one core."""
+    """How kernels run. `mode` is "checked" (checks each memory access), "counted" (counts warps'
+    work per line) or "fast"; `threads` cores, all if 0; with a `seed` threads and blocks run on one
+    core in a random order that it determines."""
 
     mode: str = "checked"
     threads: int = 0
@@ -31,13 +31,13 @@ class Emulation:
 
 
 CHECKED = Emulation()
-# By content; the emulator itself has none.
+# Libraries by content, without the emulator itself.
 _loaded: dict[bytes, ctypes.CDLL] = {}
 _lock = threading.Lock()
 
 
 def load(content: bytes) -> ctypes.CDLL:
-    """The library that the compiler has made, in this process, once: its code runs from here on."""
+    """Load a compiled library into this process, once; its code runs from now on."""
     load_runtime()
     with _lock:
         if content not in _loaded:
@@ -58,7 +58,7 @@ def _opened(content: bytes) -> ctypes.CDLL:
 
 
 def _tell_variables(library: ctypes.CDLL, content: bytes) -> None:
-    """Tell the emulator where the library's variables lie, so that it knows what is beyond them."""
+    """Tell the emulator the addresses of the library's variables, so that it detects overruns."""
     numbers = [number for variable in elf.variables(content) for number in variable]
     pairs = (ctypes.c_uint64 * len(numbers))(*numbers)
     handle = ctypes.c_void_p(library._handle)
@@ -66,20 +66,20 @@ def _tell_variables(library: ctypes.CDLL, content: bytes) -> None:
 
 
 def load_runtime() -> None:
-    """Load what all libraries need, once. Raises what `compiler.library` raises."""
+    """Load the common runtime, once. Raises what `emulator_compiler.library` raises."""
     with _lock:
         if not _loaded:
             with tempfile.TemporaryDirectory(prefix="ece408-kernel-") as folder:
-                _loaded[b""] = ctypes.CDLL(str(compiler.write_runtime(Path(folder))))
+                _loaded[b""] = ctypes.CDLL(str(emulator_compiler.write_runtime(Path(folder))))
 
 
 def runtime() -> ctypes.CDLL | None:
-    """The emulator itself, if it is loaded."""
+    """Return the emulator's runtime, if it is loaded."""
     return _loaded.get(b"")
 
 
 def begin(library: ctypes.CDLL, emulation: Emulation) -> None:
-    """Set a library up for a call: an error that an earlier one has left is not this one's."""
+    """Prepare a library for a call: clear the error of an earlier one."""
     threads = emulation.threads or cores.usable()
     is_random = emulation.seed is not None
     seed = ctypes.c_uint64(emulation.seed or 0)
@@ -90,7 +90,7 @@ def begin(library: ctypes.CDLL, emulation: Emulation) -> None:
 
 @contextmanager
 def allocated(library: ctypes.CDLL, sizes: Sequence[int]) -> Iterator[list[int]]:
-    """Arrays of so many bytes in the emulated GPU's memory. Raises `NotEnoughMemory`."""
+    """Allocate arrays of these sizes in emulated GPU memory. Raises `NotEnoughMemory`."""
     places: list[int] = []
     try:
         for size in sizes:
@@ -105,14 +105,14 @@ def allocated(library: ctypes.CDLL, sizes: Sequence[int]) -> Iterator[list[int]]
 
 
 def copy(library: ctypes.CDLL, to: int, from_: int, nbytes: int, kind: int) -> None:
-    """Raises `KernelFailed` where a kernel has left an error that stays."""
+    """Copy memory. Raises `KernelFailed` if a kernel has left a sticky error."""
     places = ctypes.c_void_p(to), ctypes.c_void_p(from_)
     if library.cudaMemcpy(*places, ctypes.c_size_t(nbytes), kind):
         raise KernelFailed(f"a copy fails: {error_of(library)}")
 
 
 def error_of(library: ctypes.CDLL) -> str:
-    """What CUDA calls the last error; empty if there is none."""
+    """Return CUDA's name of the last error, or an empty string."""
     number = library.cudaGetLastError()
     library.cudaGetErrorString.restype = ctypes.c_char_p
     return library.cudaGetErrorString(number).decode() if number else ""

@@ -1,5 +1,5 @@
-"""Kernels whose launches Python plans, this package's own and those in files that declare them, run
-on the CPU by the emulator."""
+"""Planned kernels in the emulator: this package's, and those in files that declare their
+launches."""
 
 from __future__ import annotations
 
@@ -9,21 +9,21 @@ from collections.abc import Mapping
 from ...errors import KernelFailed
 from ...files.resources import kernels_dir
 from .. import Done
-from ..cuda.plan import Capability, Launch, Plan
+from ..cuda.kernel_plan import Capability, Launch, Plan
 from ..cuda.work import Work, done
-from . import compiler, findings
+from . import emulator_compiler, findings
 from .library import FROM_GPU, ON_GPU, TO_GPU, Emulation, allocated, begin, copy, error_of, load
 
-# Persistent blocks are as many as an H100's processors hold.
+# Persistent launches have as many blocks as fit on an H100's multiprocessors.
 _PROCESSORS = 132
 _MAX_DYNAMIC_SHARED = 8  # cudaFuncAttributeMaxDynamicSharedMemorySize
 
 
 class EmulatedGpu:
-    """The GPU that plans are made for."""
+    """The target of plans."""
 
     name = "emulated GPU"
-    # Not one whose default kernels are for tensor cores or copy engines, which the emulator lacks.
+    # Kernels for tensor cores or copy engines, which the emulator lacks, are not the default here.
     capability: Capability = (8, 6)
     driver = 13000
 
@@ -32,22 +32,21 @@ GPU = EmulatedGpu()
 
 
 def compute(work: Work, emulation: Emulation, given: bytes | None = None) -> Done:
-    """Do the work on addresses on the host; of one step with the library that is `given`, if one
-    is.
+    """Compute work on host addresses; work of one step may use the library in `given`.
 
-    Raises `KernelFailed` with CUDA's error and, unless the library is given, with the line that
-    made it; and what `Work.plans` and `compiler.source` raise.
+    Raises `KernelFailed` with CUDA's error and, unless the library is given, its line; and what
+    `Work.plans` and `emulator_compiler.source` raise.
     """
     plans = _plans(work)
     contents = [given or compiled(plan, emulation) for plan in plans]
     libraries = [load(content) for content in contents]
-    # Memory is the same for all of them.
+    # Libraries share the emulated memory.
     begin(libraries[0], emulation)
     nbytes = {role: work.nbytes(role, work.problem.batch) for role in work.addresses}
     workspace = max(1, *(plan.workspace_bytes for plan in plans))
     with allocated(libraries[0], [*nbytes.values(), workspace]) as places:
         pointers = dict(zip([*nbytes, "workspace"], places))
-        # Of what is added to, `inputs` has only arrays over the batch.
+        # `inputs` contains accumulated outputs only if they have a batch axis.
         added = [role for role, step in zip(work.outputs, work.steps) if step.accumulate]
         for role in dict.fromkeys((*work.inputs, *added)):
             copy(libraries[0], pointers[role], work.addresses[role], nbytes[role], TO_GPU)
@@ -62,13 +61,13 @@ def compute(work: Work, emulation: Emulation, given: bytes | None = None) -> Don
 
 
 def prepare(work: Work, emulation: Emulation) -> None:
-    """Compile what `compute` will need, and run nothing. Raises what it raises."""
+    """Compile what `compute` will need, without running code. Raises what it raises."""
     for plan in _plans(work):
         compiled(plan, emulation)
 
 
 def content(work: Work, emulation: Emulation) -> bytes:
-    """The library that does work of one step."""
+    """Return the library for work of one step."""
     (plan,) = _plans(work)
     return compiled(plan, emulation)
 
@@ -78,14 +77,14 @@ def _plans(work: Work) -> list[Plan]:
 
 
 def compiled(plan: Plan, emulation: Emulation) -> bytes:
-    """The library that launches a plan's functions. Raises what `compiler.source` raises."""
+    """Return the library that launches a plan. Raises what `emulator_compiler.source` raises."""
     path = kernels_dir() / "cuda" / plan.kernel.source
     functions = tuple(dict.fromkeys(launch.function for launch in plan.launches))
-    return compiler.source(path, plan.macros, functions, emulation.mode)
+    return emulator_compiler.source(path, plan.macros, functions, emulation.mode)
 
 
 def run(plan: Plan, library: ctypes.CDLL, pointers: Mapping[str, int]) -> None:
-    """Launch a plan on addresses in the emulated GPU's memory. Raises `KernelFailed`."""
+    """Launch a plan on addresses in emulated GPU memory. Raises `KernelFailed`."""
     for each in plan.constants:
         symbol = ctypes.addressof(ctypes.c_char.in_dll(library, each.symbol))
         library.ece408_emulator_room.restype = ctypes.c_size_t

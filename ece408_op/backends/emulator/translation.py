@@ -1,9 +1,9 @@
-"""CUDA C++ to C++: what only nvcc understands, written as calls of kernels/emulator.
+"""Translator from CUDA C++ to C++: nvcc's extensions become calls of kernels/emulator.
 
-The text comes from the preprocessor: macros are expanded, comments are gone, and lines like
-`# 12 "file.cu"` say where it comes from. Three things change: launches, `kernel<<<...>>>(...)`,
-and shared variables, static and of a launch's size. All else that CUDA adds is in the headers of
-kernels/emulator/include.
+The input is preprocessed text: macros are expanded, comments are gone, and lines like `# 12
+"file.cu"` give locations. Two constructs are rewritten: launches, `kernel<<<...>>>(...)`, and
+shared variables, static and dynamic. The headers in kernels/emulator/include define the rest of
+CUDA.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ _CALLEE = re.compile(r"(?:::\s*)?(?:[A-Za-z_]\w*\s*(?:<[^;{}]*>)?\s*::\s*)*[A-Za
 _SHARED = re.compile(r"\b__shared__\b")
 _STATEMENT = re.compile(r"[^;{}]+")
 _ALIGNMENT = re.compile(r"\balignas\s*\(([^()]*(?:\([^()]*\))?[^()]*)\)")
-# The standard library writes it within attributes: it cannot be a macro.
+# It cannot be a macro: the standard library uses the word within attributes.
 _NO_INLINE = re.compile(r"(?<!\()\b__noinline__\b")
 _ASSEMBLER = re.compile(r"\b(?:asm|__asm__|__asm)\b")
 _OPEN, _CLOSE = "([{", ")]}"
 _UNCHECKED = '__attribute__((no_sanitize("thread"), no_sanitize("bounds")))'
 _SYSTEM = "3"
-# What the emulator does not know, by a word of it.
+# Unsupported features, by a word that occurs in them.
 _UNKNOWN = {
     re.compile(r"\btex(?:1D|2D|3D)\w*\s*[<(]|\btexture\s*<"): "textures",
     re.compile(r"\bECE408_EMULATOR_HAS_NO_CLUSTERS\b"): "clusters of blocks",
@@ -35,7 +35,8 @@ _UNKNOWN = {
 
 
 class Untranslated(Exception):
-    """What is not emulated; `str()` is "file:line: what". It is CUDA if it `is_unknown`."""
+    """A construct that is not emulated; `str()` is "file:line: what". `is_unknown`: it is valid
+    CUDA."""
 
     def __init__(self, text: str, is_unknown: bool = False) -> None:
         super().__init__(text)
@@ -44,7 +45,7 @@ class Untranslated(Exception):
 
 @dataclass
 class _Source:
-    """A text, the same without what literals hold, and where its lines come from."""
+    """A text, a copy with literals blanked, and the locations of its lines."""
 
     text: str
 
@@ -70,7 +71,7 @@ class _Source:
         return f"{marker[2]}:{int(marker[1]) + lines}"
 
     def end_of(self, begin: int) -> int:
-        """Behind the bracket that closes the one at `begin`."""
+        """Return the offset after the bracket that closes the one at `begin`."""
         depth = 0
         for match in re.compile(r"[()\[\]{}]").finditer(self.masked, begin):
             depth += 1 if match[0] in _OPEN else -1
@@ -80,12 +81,12 @@ class _Source:
 
 
 def last_place(text: str, part: str) -> str:
-    """ "file:line" of the last place in a preprocessed text that has this part."""
+    """Return "file:line" of the last place in a preprocessed text that contains `part`."""
     return _Source(text).place(text.rfind(part))
 
 
 def translate(text: str) -> str:
-    """C++ for g++ and clang++, of the same lines. Raises `Untranslated`."""
+    """Return C++ for g++ and clang++ with the same lines. Raises `Untranslated`."""
     source = _Source(_STATEMENT.sub(_with_alignments_of_gnu, text))
     _refuse_unknown(source)
     edits = [_launch(source, match.start()) for match in _LAUNCH.finditer(source.masked)]
@@ -99,14 +100,15 @@ def translate(text: str) -> str:
             edits.append(_declaration(source, match, number, names))
             end = edits[-1][1]
     text = _edited(source, sorted(edits))
-    # In kernels' launches, too.
+    # Also in the arguments of launches.
     for name, (at, call) in names.items():
         text = _renamed(text, name, at, call)
     return text
 
 
 def _with_alignments_of_gnu(match: re.Match[str]) -> str:
-    """A declaration of shared variables: it becomes a typedef, which takes no alignas."""
+    """Rewrite alignas in a declaration of shared variables: it becomes a typedef, which takes
+    none."""
     if _SHARED.search(match[0]) is None:
         return match[0]
     return _ALIGNMENT.sub(r"__attribute__((aligned(\1)))", match[0])
@@ -124,7 +126,7 @@ def _edited(source: _Source, edits: Sequence[tuple[int, int, str]]) -> str:
 
 
 def _renamed(text: str, name: str, line: int, call: str) -> str:
-    """The text with a variable's name exchanged behind a line."""
+    """Return the text with a variable's name replaced after a line."""
     masked = _Source(text).masked
     begin = 0
     for _ in range(line):
@@ -149,7 +151,7 @@ def _refuse_unknown(source: _Source) -> None:
 
 
 def _launch(source: _Source, at: int) -> tuple[int, int, str]:
-    """Of `kernel<<<configuration>>>(arguments)`: where it begins and ends, and a call."""
+    """Rewrite `kernel<<<configuration>>>(arguments)`: return its begin and end, and a call."""
     text, masked = source.text, source.masked
     begin = _callee_begin(source, at)
     inner = _LAUNCH.match(masked, at)
@@ -167,7 +169,7 @@ def _launch(source: _Source, at: int) -> tuple[int, int, str]:
         raise Untranslated(f"{source.place(at)}: '<<<' begins no launch that has an end")
     stop = source.end_of(rest.end() - 1)
     kernel = text[begin:at].strip()
-    # Of NULL the type would be a number's.
+    # The type of plain NULL would be an integer.
     arguments = re.sub(r"\b__null\b", "nullptr", text[rest.end() : stop - 1])
     name = " ".join(kernel.split()).replace("\\", "").replace('"', "")
     call = (
@@ -178,10 +180,10 @@ def _launch(source: _Source, at: int) -> tuple[int, int, str]:
 
 
 def _callee_begin(source: _Source, at: int) -> int:
-    """Where the kernel's name, with its namespace and its template's arguments, begins."""
+    """Return the start of the kernel's name, including its namespace and template arguments."""
     head = source.masked[:at].rstrip()
     end = len(head)
-    # Of a pointer in an array the name stands before the index.
+    # For a pointer in an array the name precedes the index.
     if head.endswith((")", ">", "]")):
         end = _opening(head)
         if head.endswith(")"):
@@ -194,7 +196,7 @@ def _callee_begin(source: _Source, at: int) -> int:
 
 
 def _opening(text: str) -> int:
-    """Where the bracket opens that the text's last character closes."""
+    """Return the offset of the bracket that the text's last character closes."""
     depth = angles = 0
     for index in range(len(text) - 1, -1, -1):
         depth += (text[index] in _CLOSE) - (text[index] in _OPEN)
@@ -208,16 +210,16 @@ def _opening(text: str) -> int:
 def _declaration(
     source: _Source, match: re.Match[str], number: int, names: dict[str, tuple[int, str]]
 ) -> tuple[int, int, str]:
-    """Of a declaration of shared variables: where it begins and ends, and what stands for it.
+    """Rewrite a declaration of shared variables: return its begin and end, and the replacement.
 
-    That is references. Of variables outside of functions it is functions that return them, whose
-    calls `names` has by the variables' names, with the line from which on they count: such a name
-    must be the variable's alone.
+    The replacement consists of references. Variables outside functions become functions that return
+    them; `names` maps these variables to the calls, and to the line from which they apply, so such
+    a name must be unique.
     """
     text, masked = source.text, source.masked
     begin = max(masked.rfind(each, 0, match.start()) for each in ";{})\n>") + 1
     before = masked[begin : match.start()]
-    # Words such as "static" only; a marker of the preprocessor ends at its line.
+    # Words such as "static" only; a preprocessor marker ends at its line.
     if not re.fullmatch(r"[\sA-Za-z_]*", before):
         begin, before = match.start(), ""
     end = _statement_end(source, match.end())
@@ -258,7 +260,7 @@ def _statement_end(source: _Source, at: int) -> int:
 
 
 def _split(declared: str) -> list[str]:
-    """The declarators between commas; those in brackets of any kind do not count."""
+    """Split declarators at commas outside brackets."""
     parts, depth, angles, begin = [], 0, 0, 0
     for index, each in enumerate(declared):
         depth += (each in _OPEN) - (each in _CLOSE)
@@ -271,7 +273,7 @@ def _split(declared: str) -> list[str]:
 
 
 def _declarator(source: _Source, at: int, text: str) -> tuple[str, str, str]:
-    """What stands before a variable's name, the name, and its dimensions."""
+    """Return the text before a variable's name, the name, and its dimensions."""
     match = re.fullmatch(
         r"(.*?)([A-Za-z_]\w*)\s*((?:\[[^\]]*(?:\[[^\]]*\][^\]]*)*\]\s*)*)", text.strip(), re.S
     )
@@ -283,7 +285,7 @@ def _declarator(source: _Source, at: int, text: str) -> tuple[str, str, str]:
 
 
 def _variable(base: str, made: str, dimensions: str, is_dynamic: bool) -> tuple[str, str]:
-    """The type of a variable, and where it is: for one of a launch's size a pointer."""
+    """Return a variable's type and location: a pointer if its size depends on the launch."""
     if is_dynamic:
         rest = dimensions.partition("]")[2]
         return (
@@ -298,7 +300,7 @@ def _variable(base: str, made: str, dimensions: str, is_dynamic: bool) -> tuple[
 
 
 def _is_outside_functions(source: _Source, at: int) -> bool:
-    """Whether only namespaces and linkages are around."""
+    """Return whether only namespaces and linkage specifications enclose this offset."""
     depth = 0
     for index in range(at - 1, -1, -1):
         each = source.masked[index]

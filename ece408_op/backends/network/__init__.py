@@ -1,9 +1,8 @@
-"""Whole networks of MXNet's operators on GPUs: images go in, answers come out, and what lies
-between stays there.
+"""Whole MXNet networks on GPUs; intermediate results stay in GPU memory.
 
-A network is taken as MXNet's JSON of it. For each size of its inputs it becomes steps, most of them
-one launch (`builder.py`, `operators/`), whose arrays are laid out in memory (`memory.py`); they are
-recorded once and repeated for each chunk of a batch (`resident.py`).
+The input is MXNet's JSON graph. For each input size the graph is lowered to steps, most of them one
+launch (`builder.py`, `operators/`). A planner assigns memory to their arrays (`memory_planner.py`).
+The launches are recorded once and replayed for each chunk of a batch (`resident.py`).
 """
 
 from __future__ import annotations
@@ -15,19 +14,20 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Generic, TypeVar
 
-from ... import op_log
+from ... import op_log, settings
 from ...errors import InvalidProblem, UnsupportedProblem
 from ...op_log import GpuTime
 from ...problem import ConvProblem
-from ..cuda.runtime import crew
+from ..cuda.runtime import gpu_threads
 from ..cuda.work import done
-from .arrays import Array
-from .chunks import Pass, Timings, Watched
-from .cuts import Cuts, whole
+from .batch_partition import Partitions, whole
+from .chunk_pipeline import Pass, Timings, Watched
 from .graph import Entry, Graph, Node
+from .host_arrays import Array
 from .inputs import Call, Calls
-from .machine import Machine, machines
+from .machine import Machine
 from .operators import Typed, refused, why_not
+from .real_gpu import real_gpu
 from .resident import Part, Resident
 from .weights import WeightsNeeded
 
@@ -45,10 +45,21 @@ __all__ = [
 _T = TypeVar("_T")
 
 
+def machines() -> list[Machine]:
+    """Return the GPUs that the settings name, or the emulator. Raises `NoUsableGpu` and
+    `InvalidSetting`."""
+    if settings.backend() == "emulator":
+        # Imported only if used.
+        from .emulated import emulated
+
+        return [emulated()]
+    return [real_gpu(index) for index in settings.devices()]
+
+
 @dataclass(frozen=True)
 class StepTime:
-    """What computed a node, or some that are done in one step and of which this is one: the kernel,
-    the convolution if it is one, and how long it took."""
+    """One computed step: its node (one of several if the step fuses them), kernel, convolution if
+    any, and seconds."""
 
     node: str
     kernel: str
@@ -59,17 +70,17 @@ class StepTime:
 def why_not_of(
     op: str, attributes: Mapping[str, str], given: Sequence[Typed], results: Sequence[Typed]
 ) -> str | None:
-    """Why a node of MXNet's operator `op` is not computed on arrays of these shapes and types, for
-    results that are used of these, or `None` if it is. A type that is `None`, or a result's empty
-    shape, is not known."""
+    """Return why MXNet's operator `op` cannot be computed for arguments of these shapes and types,
+    or `None` if it can. `results` are those that the graph uses. A type of `None` or an empty
+    result shape means unknown."""
     node = Node(op, op, dict(attributes), tuple(Entry(n) for n in range(len(given))))
     return refused(node, tuple(given), tuple(results))
 
 
 class Network:
-    """A graph of MXNet's in its JSON, whose variables have these names; `parameters` are those that
-    are the same for all images, such as weights and moving averages. By the `clock`'s seconds
-    GPUs get their shares.
+    """A network given as MXNet's JSON graph. `names` are its variables in order; `parameters` are
+    those that are the same for all images, such as weights and moving averages. Times for load
+    balancing come from `clock`.
 
     Raises `UnsupportedProblem` for a graph with operators that are not computed here.
     """
@@ -91,22 +102,21 @@ class Network:
         self._calls = Calls(names, frozenset(parameters))
         self._lock = threading.Lock()
         self._residents: dict[tuple[object, ...], Resident] = {}
-        self._cuts = Cuts()
+        self._partitions = Partitions()
         self._clock = clock
 
     def compute(
         self, inputs: Sequence[Array], outputs: Sequence[Array], are_held: bool = True
     ) -> None:
-        """Compute the outputs from the inputs, in the order of the names; returns when they are
-        complete. Several GPUs share the images by their measured speed, or the first one computes
-        all where that is faster; last bits may differ then, as with any other size of chunks.
+        """Compute the outputs from the inputs, in the order of `names`; return when they are
+        complete. Several GPUs split the batch, or the first computes all of it if that is faster;
+        the last bits may differ, as they do for any change of chunk size.
 
-        Parameters are read where a GPU does not have them yet. If they are not held, which is to
-        say that others may move them in memory meanwhile, that raises `WeightsNeeded` instead.
+        Parameters are copied to GPUs that do not hold them yet. If `are_held` is false, other
+        threads may move them during the call; then `WeightsNeeded` is raised instead.
 
-        May be called by several threads at once. Raises `UnsupportedProblem` and `InvalidProblem`
-        for arrays that do not fit the graph, `NoUsableGpu`, `NotEnoughMemory`, `GpuFailed`, and
-        what compiling raises.
+        Thread-safe. Raises `UnsupportedProblem` and `InvalidProblem` for arrays that do not fit the
+        graph, `NoUsableGpu`, `NotEnoughMemory`, `GpuFailed`, and compiler errors.
         """
         call = self._call(inputs, outputs, are_held)
         found = [self._resident(machine) for machine in machines()]
@@ -114,23 +124,23 @@ class Network:
         if len(found) == 1:
             _compute(found[0], call, whole(call.inputs.images), how, self._clock)
             return
-        cut = self._cuts.of(call, found)
-        dealt = cut.shares.deal()
+        partition = self._partitions.of(call, found)
+        assigned = partition.balancer.assign()
         start = self._clock()
-        took = crew.run_all(
+        took = gpu_threads.run_all(
             [
                 (each.machine, partial(_compute, each, call, part, how, self._clock))
-                for each, part in zip(found, cut.parts(dealt))
+                for each, part in zip(found, partition.parts(assigned))
             ]
         )
-        # Steps that are timed run one by one, which takes longer.
+        # Timed steps run one by one, so their times would mislead the load balancer.
         if how is Pass.all:
             seconds = self._clock() - start
-            cut.shares.took(dealt, [each.seconds for each in took], seconds)
+            partition.balancer.record(assigned, [each.seconds for each in took], seconds)
 
     def measure(self, inputs: Sequence[Array], outputs: Sequence[Array]) -> list[StepTime]:
-        """As `compute`, on the first GPU, each step by itself: what ran, and how long it took by
-        the GPU's clock, in all chunks together."""
+        """Compute on the first GPU, timing each step separately by the GPU's clock; return the
+        steps with their seconds, summed over chunks."""
         timings = self._on_first(inputs, outputs, Pass.timed)
         return [
             StepTime(step.node, step.plan.kernel.name, step.problem, seconds)
@@ -138,11 +148,11 @@ class Network:
         ]
 
     def watch(self, inputs: Sequence[Array], outputs: Sequence[Array]) -> Watched:
-        """As `compute`, on the first GPU; where the time went."""
+        """Compute on the first GPU and return where the time went."""
         return self._on_first(inputs, outputs, Pass.watched)
 
     def close(self) -> None:
-        """Give back all memory of GPUs; what is computed later takes it again."""
+        """Free all GPU memory; the next call allocates it again."""
         with self._lock:
             residents, self._residents = self._residents, {}
         for each in residents.values():
@@ -176,7 +186,7 @@ class Network:
 
 @dataclass(frozen=True)
 class _Took(Generic[_T]):
-    """What a part gave, and its seconds without waiting for other calls."""
+    """The result of one GPU's part, and its seconds without waiting for other calls."""
 
     result: _T
     seconds: float
@@ -189,7 +199,7 @@ def _compute(
     how: Callable[[Pass], _T],
     clock: Callable[[], float],
 ) -> _Took[_T]:
-    """Compute a part of the images on one GPU; the log of op times hears of what has been timed."""
+    """Compute a part of the images on one GPU; publish timed steps to the log of op times."""
     machine = resident.machine
     with machine.lock, machine.active():
         start = clock()
@@ -201,7 +211,7 @@ def _compute(
 
 
 def _publish(timings: Timings, machine: Machine) -> None:
-    """Tell the log of op times about the convolutions."""
+    """Publish the convolutions' times to the log of op times."""
     for step, seconds in zip(timings.program.steps.for_images, timings.seconds):
         if step.problem is not None:
             time = GpuTime(seconds) if machine.backend == "cuda" else None

@@ -1,4 +1,4 @@
-"""A network on the emulated GPU, whose memory is the host's."""
+"""A network's GPU, emulated; its memory is the host's."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ import numpy as np
 
 from ... import settings
 from ...errors import NotEnoughMemory
-from ..cuda.plan import Capability, Plan
+from ..cuda.kernel_plan import Capability, Plan
 from ..cuda.runtime.device import COPIED_IN, COPIED_OUT
 from ..emulator import plans as emulated_plans
 from ..emulator.library import FROM_GPU, TO_GPU, Emulation, begin, copy, load, load_runtime, runtime
@@ -24,7 +24,7 @@ from .machine import Machine, Run
 
 
 class _Target:
-    """The GPU that plans are made for: one whose kernels need no inline PTX."""
+    """The target of plans: a GPU whose kernels need no inline PTX."""
 
     name = "emulated GPU"
     capability: Capability = (7, 5)
@@ -32,7 +32,7 @@ class _Target:
 
 
 class _Loaded:
-    """A plan and the library that its source has become."""
+    """A plan and the library compiled from its source."""
 
     def __init__(self, plan: Plan, emulation: Emulation) -> None:
         self.plan = plan
@@ -43,7 +43,7 @@ class _Loaded:
 
 
 class _Lane:
-    """Memory on both sides; copies and launches are done at once."""
+    """Memory on both sides; copies and launches are synchronous."""
 
     def __init__(self, machine: EmulatedMachine, device_bytes: int, host_bytes: int) -> None:
         self._machine = machine
@@ -84,7 +84,7 @@ class _Lane:
 
 @dataclass(frozen=True)
 class _Recorded:
-    """Runs, which are done at once."""
+    """A list of launches, executed synchronously."""
 
     runs: Sequence[Run]
 
@@ -97,7 +97,7 @@ class _Recorded:
 
 
 class EmulatedMachine(Machine):
-    """The emulator; with no limit of memory unless one is set."""
+    """The emulator; its memory is unlimited unless a limit is set."""
 
     backend = "emulator"
 
@@ -150,7 +150,7 @@ class EmulatedMachine(Machine):
             self._idle += lanes
 
     def _lane(self, device_bytes: int, host_bytes: int) -> _Lane:
-        """One that is idle, unless it has too little memory."""
+        """Return an idle lane that is large enough, or a new one."""
         if self._idle:
             lane = self._idle.pop()
             if lane.device_bytes >= device_bytes and lane.host_bytes >= host_bytes:
@@ -175,7 +175,7 @@ class EmulatedMachine(Machine):
         return found
 
 
-# The emulator's settings are for all of a process.
+# The emulator's settings apply to the whole process.
 _lock = threading.Lock()
 
 
@@ -185,5 +185,5 @@ def _machine(mode: str) -> EmulatedMachine:
 
 
 def emulated() -> EmulatedMachine:
-    """The emulator as `settings.emulation` has it."""
+    """Return the emulator for the mode in `settings.emulation`."""
     return _machine(settings.emulation())

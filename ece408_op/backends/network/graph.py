@@ -1,4 +1,4 @@
-"""A graph of MXNet's as plain data, from its JSON."""
+"""MXNet graph as plain data, parsed from its JSON."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from ...errors import UnsupportedProblem
-from .attributes import Attributes
+from .node_attributes import Attributes
 
 
 class Entry(NamedTuple):
-    """An array of a graph: a node's number, and which of its outputs."""
+    """An array of a graph: a node's number and the number of one of its outputs."""
 
     node: int
     output: int = 0
@@ -21,8 +21,7 @@ class Entry(NamedTuple):
 
 @dataclass(frozen=True)
 class Node:
-    """A node: its operator, by MXNet's name ("null" for a variable), its own name, its attributes
-    and the arrays that it takes."""
+    """A node: its MXNet operator ("null" for a variable), name, attributes and input arrays."""
 
     op: str
     name: str
@@ -31,20 +30,20 @@ class Node:
 
     @property
     def read(self) -> Attributes:
-        """The attributes, to be read."""
+        """Return the attributes with typed accessors."""
         return Attributes(self.op, self.attributes)
 
 
 @dataclass(frozen=True)
 class Graph:
-    """Nodes, each after those that it takes arrays of, and the arrays that are asked for."""
+    """Nodes in topological order, and the output arrays."""
 
     nodes: tuple[Node, ...]
     heads: tuple[Entry, ...]
 
     @classmethod
     def parse(cls, text: str) -> Graph:
-        """From nnvm's JSON. Raises `UnsupportedProblem` for other text."""
+        """Parse nnvm's JSON. Raises `UnsupportedProblem` for other text."""
         try:
             document = json.loads(text)
             nodes = tuple(
@@ -64,15 +63,15 @@ class Graph:
         return cls(nodes, heads)
 
     def variables(self) -> Iterator[tuple[int, str]]:
-        """Number and name of each variable."""
+        """Yield the number and name of each variable."""
         return ((i, node.name) for i, node in enumerate(self.nodes) if node.op == "null")
 
     def computed(self) -> Iterator[tuple[int, Node]]:
-        """Number and node of each operator."""
+        """Yield the number and node of each operator."""
         return ((i, node) for i, node in enumerate(self.nodes) if node.op != "null")
 
     def uses(self) -> Counter[Entry]:
-        """How often each array is read, being asked for included."""
+        """Return how often each array is read; being an output counts as a read."""
         found: Counter[Entry] = Counter(self.heads)
         for node in self.nodes:
             found.update(node.inputs)

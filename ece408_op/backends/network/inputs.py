@@ -1,4 +1,4 @@
-"""What the arrays that a network is called with are like."""
+"""Shapes and types of a network's inputs, and recognition of repeated calls."""
 
 from __future__ import annotations
 
@@ -7,18 +7,18 @@ import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
-from .arrays import ITEM_BYTES, RESULTS, Array, check
+from .host_arrays import ITEM_BYTES, RESULTS, Array, check
 from .values import INPUT, WEIGHT, Buffer, Value
 
-# Sizes of images that are remembered.
+# Number of input sizes that are kept.
 _MOST_KNOWN = 64
 
 
 @dataclass(frozen=True, eq=False)
 class Inputs:
-    """A network's inputs: names, shapes, types, and the numbers of the inputs with an element for
-    each image; and the types of its outputs. `images` is the first axis of the inputs with images,
-    or 0 where they differ."""
+    """A network's inputs: names, shapes, types, which of them have one element per image, and the
+    types of its outputs. `images` is the first axis of the inputs with images, or 0 if they
+    differ."""
 
     names: tuple[str, ...]
     shapes: tuple[tuple[int, ...], ...]
@@ -29,7 +29,7 @@ class Inputs:
     _others: dict[int, Inputs] = field(default_factory=dict)
 
     def of_images(self, images: int) -> Inputs:
-        """The same for another number of images."""
+        """Return the inputs for another number of images."""
         if images == self.images:
             return self
         if images not in self._others:
@@ -40,14 +40,14 @@ class Inputs:
         return self._others[images]
 
     def image_bytes(self) -> int:
-        """Of all inputs of an image."""
+        """Bytes of one image in all inputs."""
         return sum(
             ITEM_BYTES[self.dtypes[number]] * math.prod(self.shapes[number][1:])
             for number in self.over_images
         )
 
     def values(self) -> dict[str, Value]:
-        """Arrays to build steps on."""
+        """Return arrays for the builder."""
         found = {}
         for number, name in enumerate(self.names):
             shape, dtype = self.shapes[number], self.dtypes[number]
@@ -59,8 +59,9 @@ class Inputs:
 
 @dataclass(frozen=True)
 class Call:
-    """The arrays of a call, what its inputs are like, a number that calls with the same weights
-    have, and whether the weights stay where they are on the host during the call."""
+    """The arrays of a call, the description of its inputs, a `generation` that is equal for calls
+    with the same weights, and whether the host arrays of the weights stay in place during the
+    call."""
 
     inputs: Inputs
     arrays: Sequence[Array]
@@ -70,7 +71,7 @@ class Call:
 
 
 class Calls:
-    """Recognises calls that are like earlier ones."""
+    """Recognises calls with inputs and weights of earlier ones."""
 
     def __init__(self, names: Sequence[str], parameters: frozenset[str]) -> None:
         self._names = tuple(names)
@@ -84,7 +85,7 @@ class Calls:
         self._known: dict[tuple[object, ...], Inputs] = {}
 
     def call(self, arrays: Sequence[Array], outputs: Sequence[Array], are_held: bool) -> Call:
-        """Raises `UnsupportedProblem` for arrays of types that networks do not take."""
+        """Return the call. Raises `UnsupportedProblem` for arrays of unsupported types."""
         versions = [(arrays[k].address, arrays[k].version) for k in self.weights]
         results = tuple(array.dtype for array in outputs)
         key = (results, *((arrays[k].shape, arrays[k].dtype) for k in self._over_images))

@@ -1,50 +1,38 @@
-"""What computes a network: GPUs, or the emulator in the place of one."""
+"""Interface of the machine that computes a network: a GPU or the emulator."""
 
 from __future__ import annotations
 
 import contextlib
-import os
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from ... import settings
-from .. import as_array
-from ..cuda.plan import Code, Defines, Plan, Target, architecture
-from ..cuda.runtime import device, launcher
-from ..cuda.runtime.compiler import compile_plan
-from ..cuda.runtime.device import Gpu, Lane, reported
-from ..cuda.runtime.graphs import Recording
-
-# Of what is free of a GPU's memory, networks use at most this share unless they are told.
-_SHARE_OF_FREE = 0.5
+from ..cuda.kernel_plan import Plan, Target
 
 
 @dataclass(frozen=True)
 class Run:
-    """A plan that is loaded, and the addresses of its arrays."""
+    """A loaded plan and the addresses of its arrays."""
 
     loaded: Any
     pointers: dict[str, int]
 
 
 class Recorded(Protocol):
-    """Runs on a lane."""
+    """Recorded launches on a lane."""
 
     def launch(self) -> None:
-        """Enqueue them."""
+        """Enqueue the launches."""
 
     def close(self) -> None:
-        """Give back what is kept for them."""
+        """Free the recording."""
 
 
 class Machine(ABC):
-    """One GPU, and the cores nearest to it. All methods but `budget` are to be called inside
-    `active`, by one thread at a time: that which holds `lock`. They raise `NotEnoughMemory` and
-    `GpuFailed`."""
+    """One GPU, and the cores nearest to it. All methods but `budget` require `active`, and `lock`
+    held by the calling thread. They raise `NotEnoughMemory` and `GpuFailed`."""
 
     key: tuple[object, ...]
     backend: str
@@ -54,19 +42,19 @@ class Machine(ABC):
 
     @abstractmethod
     def active(self) -> contextlib.AbstractContextManager[None]:
-        """Have the GPU current on this thread."""
+        """Make the GPU current on this thread."""
 
     @abstractmethod
     def budget(self, own: int) -> int:
-        """Bytes that a network may use, which has `own` of them already."""
+        """Return the bytes that a network may use, including `own` bytes that it already has."""
 
     @abstractmethod
     def allocate(self, nbytes: int) -> int:
-        """The address of memory that stays."""
+        """Allocate memory and return its address."""
 
     @abstractmethod
     def free(self, address: int) -> None:
-        """Give back what `allocate` gave."""
+        """Free memory from `allocate`."""
 
     @abstractmethod
     def upload(self, address: int, source: int, nbytes: int) -> None:
@@ -78,121 +66,18 @@ class Machine(ABC):
 
     @abstractmethod
     def load(self, plans: Sequence[Plan]) -> list[Any]:
-        """The plans, compiled and loaded."""
+        """Compile and load the plans."""
 
     @abstractmethod
     def lanes(
         self, count: int, device_bytes: int, host_bytes: int, limit: int
     ) -> contextlib.AbstractContextManager[Sequence[Any]]:
-        """Lanes as `Gpu.lanes` has them."""
+        """Provide lanes, as `Gpu.lanes` does."""
 
     @abstractmethod
     def record(self, lane: Any, runs: Sequence[Run]) -> Recorded:
-        """What enqueues these runs, in order, on this lane, as often as it is told to."""
+        """Record these launches, in order, for repeated execution on this lane."""
 
     @abstractmethod
     def timed(self, lane: Any, runs: Sequence[Run]) -> list[float]:
-        """Do the runs and wait; the seconds that each took by the GPU's clock."""
-
-
-class RealGpu(Machine):
-    """A GPU through PyCUDA."""
-
-    backend = "cuda"
-
-    def __init__(self, gpu: Gpu) -> None:
-        self.key = ("cuda", gpu.index)
-        self.target = self._gpu = gpu
-        self.lock = gpu.staging
-        self.cores = gpu.cores
-        self._blocks: dict[int, Any] = {}
-
-    def active(self) -> contextlib.AbstractContextManager[None]:
-        return self._gpu.active()
-
-    def budget(self, own: int) -> int:
-        asked = settings.gpu_memory()
-        if asked is not None:
-            return asked
-        gpu = self._gpu
-        return int(_SHARE_OF_FREE * (gpu.free_bytes() + gpu.reserved_bytes() + own))
-
-    def allocate(self, nbytes: int) -> int:
-        with reported(f"allocating {nbytes} bytes for a network on {self._gpu}"):
-            block = self._gpu.cuda.mem_alloc(max(1, nbytes))
-        # It is freed by hand, with the GPU current: device.py says why.
-        self._blocks[int(block)] = device.immortal(block)
-        return int(block)
-
-    def free(self, address: int) -> None:
-        self._blocks.pop(address).free()
-
-    def upload(self, address: int, source: int, nbytes: int) -> None:
-        with reported("a copy of weights to the GPU"):
-            self._gpu.cuda.memcpy_htod(address, as_array(source, (nbytes,), "uint8"))
-
-    def download(self, to: int, address: int, nbytes: int) -> None:
-        with reported("a copy from the GPU"):
-            self._gpu.cuda.memcpy_dtoh(as_array(to, (nbytes,), "uint8"), address)
-
-    def load(self, plans: Sequence[Plan]) -> list[Any]:
-        gpu, folder = self._gpu, launcher.cache_folder()
-        wanted = {(plan.kernel, plan.macros) for plan in plans}
-
-        def compiled(each: tuple[Code, Defines]) -> None:
-            # Without code for this GPU, `load` says so.
-            name = architecture(each[0].architectures, gpu.capability)
-            if name is not None:
-                compile_plan(each[0].source, each[1], name, folder)
-
-        with ThreadPoolExecutor(max(1, len(os.sched_getaffinity(0)))) as pool:
-            list(pool.map(compiled, wanted))
-        return [launcher.load(gpu, plan) for plan in plans]
-
-    def lanes(
-        self, count: int, device_bytes: int, host_bytes: int, limit: int
-    ) -> contextlib.AbstractContextManager[Sequence[Lane]]:
-        return self._gpu.lanes(count, device_bytes, host_bytes, limit)
-
-    def record(self, lane: Lane, runs: Sequence[Run]) -> Recorded:
-        def enqueue() -> None:
-            for run in runs:
-                lane.launch(run.loaded, run.pointers)
-
-        with reported("recording a network's launches"):
-            return Recording(lane.stream, enqueue)
-
-    def timed(self, lane: Lane, runs: Sequence[Run]) -> list[float]:
-        events = self._events(len(runs) + 1)
-        events[0].record(lane.stream)
-        for run, event in zip(runs, events[1:]):
-            lane.launch(run.loaded, run.pointers)
-            event.record(lane.stream)
-        lane.wait()
-        return [end.time_since(begin) / 1e3 for begin, end in zip(events, events[1:])]
-
-    def _events(self, count: int) -> list[Any]:
-        """Events, which are never destroyed: device.py says why."""
-        kept = _events.setdefault(self._gpu.index, [])
-        kept += [device.immortal(self._gpu.cuda.Event()) for _ in range(count - len(kept))]
-        return kept[:count]
-
-
-_events: dict[int, list[Any]] = {}
-
-
-def machines() -> list[Machine]:
-    """What is to compute by the settings. Raises `NoUsableGpu` and `InvalidSetting`."""
-    if settings.backend() == "emulator":
-        from .emulated import emulated
-
-        return [emulated()]
-    return [_real(index) for index in settings.devices()]
-
-
-_real_gpus: dict[int, RealGpu] = {}
-
-
-def _real(index: int) -> RealGpu:
-    gpu = device.get(index)
-    return _real_gpus.setdefault(index, RealGpu(gpu))
+        """Execute the launches, wait, and return the seconds of each by the GPU's clock."""

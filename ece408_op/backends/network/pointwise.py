@@ -1,4 +1,4 @@
-"""Chains of operators that take arrays element by element, as one launch of pointwise.cu."""
+"""Fusion of pointwise operators into one launch of pointwise.cu."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from ..cuda.plan import ARCHITECTURES, Code, Launch, Plan, divide_up
+from ..cuda.kernel_plan import ARCHITECTURES, Code, Launch, Plan, divide_up
 from .values import Value
 
 KERNEL = Code("pointwise", "network/pointwise.cu", ARCHITECTURES, "float32", True)
-# What pointwise.cu has room for.
+# Limit of pointwise.cu.
 MOST_INPUTS = 6
-# Of a chain: nvcc takes longer for more, and there is no use in it.
+# Longer chains compile slowly without being faster.
 _MOST_TERMS = 24
 _THREADS = 256
 _TYPES = {"float32": "float", "float16": "__half", "uint8": "unsigned char"}
@@ -20,8 +20,8 @@ _TYPES = {"float32": "float", "float16": "__half", "uint8": "unsigned char"}
 
 @dataclass(frozen=True, eq=False)
 class Term:
-    """A value of an element: `form` is C, in which {0}, {1} ... stand for the arguments; or, with
-    `value`, an element of an array of `shape`, which has as many axes as the result."""
+    """An elementwise expression: `form` is C, with {0}, {1} ... for the arguments. A leaf has a
+    `value` instead, an array viewed as `shape`, with as many axes as the result."""
 
     form: str
     arguments: tuple[Term, ...] = ()
@@ -29,7 +29,7 @@ class Term:
     shape: tuple[int, ...] = ()
 
     def all(self) -> Iterator[Term]:
-        """This one and those that it is made of, arguments first; each once."""
+        """Yield this term and its subterms, arguments first, each once."""
         seen: set[int] = set()
 
         def walk(term: Term) -> Iterator[Term]:
@@ -42,22 +42,23 @@ class Term:
         return walk(self)
 
     def values(self) -> list[Value]:
-        """The arrays that it reads, each as often as it does."""
+        """Return the arrays that the term reads, with repetitions."""
         return [term.value for term in self.all() if term.value is not None]
 
     def fits(self) -> bool:
-        """Whether one launch can compute it."""
+        """Return whether one launch can compute the term."""
         terms = list(self.all())
         return len(terms) <= _MOST_TERMS and len(self.values()) <= MOST_INPUTS
 
 
 def leaf(value: Value, shape: tuple[int, ...] | None = None) -> Term:
-    """An array's elements, seen as of another shape of as many elements if one is given."""
+    """Return an array as a term, viewed as another shape if one is given."""
     return Term("", (), value, value.shape if shape is None else shape)
 
 
 def number(value: float) -> str:
-    """A number as C has it, also behind a sign: of two of them C would make another operator."""
+    """Return a number as a C literal. Negative ones are in parentheses, as C reads `--` as one
+    operator."""
     if math.isnan(value):
         return "NAN"
     if math.copysign(1, value) < 0:
@@ -68,7 +69,7 @@ def number(value: float) -> str:
 
 
 def statements(term: Term, start: dict[int, str], result: str) -> str:
-    """C that computes the term into `result`; `start` has the names of some terms, by id."""
+    """Return C statements that compute the term into `result`; `start` names known terms, by id."""
     names, lines = dict(start), []
     for number_, each in enumerate(term.all()):
         if id(each) in names:
@@ -81,7 +82,7 @@ def statements(term: Term, start: dict[int, str], result: str) -> str:
 
 @dataclass(frozen=True)
 class Reading:
-    """How an input is read, as pointwise.cu has it."""
+    """How pointwise.cu indexes an input."""
 
     kind: str
     outer: int = 1
@@ -90,8 +91,8 @@ class Reading:
 
 
 def reading(value: Value, shape: tuple[int, ...], of: tuple[int, ...]) -> Reading | None:
-    """How to read an array, seen as of shape `shape`, for the elements of an array of shape `of`;
-    `None` where pointwise.cu cannot."""
+    """Return how to read an array, viewed as `shape`, for a result of shape `of`; `None` if
+    pointwise.cu has no such indexing."""
     if len(shape) != len(of) or any(a not in (1, b) for a, b in zip(shape, of)):
         raise ValueError(f"{shape} does not spread to {of}")
     total = math.prod(of)
@@ -101,7 +102,7 @@ def reading(value: Value, shape: tuple[int, ...], of: tuple[int, ...]) -> Readin
         return Reading("IMAGES", value.per_image, 1, value.image)
     if not value.dense:
         return None
-    # Neighbouring axes that are alike, as (whether the input has them, their size).
+    # Runs of adjacent axes: (whether the input has them, their size).
     runs: list[tuple[bool, int]] = []
     for mine, size in zip(shape, of):
         if size == 1:
@@ -119,8 +120,8 @@ def reading(value: Value, shape: tuple[int, ...], of: tuple[int, ...]) -> Readin
 
 
 def plan(term: Term, shape: tuple[int, ...], out: Value) -> tuple[Plan, dict[str, Value]] | None:
-    """The launch that computes the term into `out`, its "y", and the arrays that it reads by name;
-    `None` where an input is spread in a way that pointwise.cu cannot."""
+    """Return the launch that computes the term into `out`, its "y", and the arrays that it reads by
+    name; `None` if pointwise.cu cannot broadcast an input as needed."""
     leaves = [each for each in term.all() if each.value is not None]
     values = [each.value for each in leaves if each.value is not None]
     readings = [reading(value, each.shape, shape) for value, each in zip(values, leaves)]
@@ -158,7 +159,7 @@ def plan(term: Term, shape: tuple[int, ...], out: Value) -> tuple[Plan, dict[str
 def _even(
     shape: tuple[int, ...], out: Value, values: Sequence[Value], readings: Sequence[Reading]
 ) -> bool:
-    """Whether vectors of four elements lie together, and begin where they may."""
+    """Return whether groups of four elements are contiguous and aligned."""
     if math.prod(shape) % 4 or out.offset % 16:
         return False
     if not out.dense and (out.per_image % 4 or out.image % 4):

@@ -1,4 +1,4 @@
-"""A network on one GPU: weights that stay there, and a program for each size of its images."""
+"""A network on one GPU: resident weights, and one program per input size."""
 
 from __future__ import annotations
 
@@ -9,22 +9,22 @@ from typing import Optional, TypeVar
 
 from ... import settings
 from ...errors import NotEnoughMemory
-from . import pieces, program
-from .chunks import Pass, Ready
+from . import microbatches, network_program
+from .chunk_pipeline import Pass, Ready
 from .graph import Graph
 from .inputs import Call, Inputs
 from .machine import Machine
-from .program import Program
+from .network_program import Program
 from .values import Early, Steps, Value
 from .weights import Weights
 
-# What a chunk's inputs take at most, unless one image takes more: enough to keep a GPU busy.
+# Maximum bytes of a chunk's inputs, unless one image needs more: enough to keep a GPU busy.
 _CHUNK_BYTES = 40 << 20
 _MOST_LANES = 4
-# Steps of the first chunk are done early if there are at most so many: launching them for a few
-# images at a time takes the host time, and delays the copies of the next chunks.
+# Early steps are used for at most this number of chunks: their additional launches occupy the host
+# and delay the copies of the next chunks.
 _MOST_WITH_EARLY = 2
-# Programs for other sizes of images, or other numbers, that are kept.
+# Maximum number of programs kept, for other input sizes or batch sizes.
 _MOST_PROGRAMS = 4
 
 _T = TypeVar("_T")
@@ -33,8 +33,8 @@ _Key = tuple[Inputs, str, Optional[int]]
 
 @dataclass(frozen=True)
 class Part:
-    """Images of a call for one GPU, how many of them a program is made for, and how many threads
-    copy them on the host."""
+    """The images of a call that one GPU computes, the number of images its program is made for, and
+    the number of host threads that copy them."""
 
     images: range
     planned: int
@@ -42,7 +42,7 @@ class Part:
 
 
 class Resident:
-    """All methods are to be called with the machine's lock held and the machine active."""
+    """Call all methods with the machine's lock held and the machine active."""
 
     def __init__(self, machine: Machine, graph: Graph, parameters: Sequence[int]) -> None:
         self.machine = machine
@@ -54,7 +54,7 @@ class Resident:
         """Compute a part of a call; `how` is a method of `Pass`.
 
         Raises `WeightsNeeded`, `UnsupportedProblem`, `InvalidProblem`, `NotEnoughMemory`,
-        `GpuFailed`, and what compiling raises.
+        `GpuFailed`, and compiler errors.
         """
         most = part.planned
         while True:
@@ -62,7 +62,7 @@ class Resident:
             try:
                 return self._computed(ready, call, part, how)
             except NotEnoughMemory:
-                # There is less than was said to be free.
+                # Less memory is available than was reported free.
                 steps = ready.program.steps
                 self._forget_programs()
                 if steps.images <= 1 or not steps.divisible:
@@ -70,7 +70,7 @@ class Resident:
                 most = steps.images // 2
 
     def ready(self, call: Call, images: int, most: int) -> Ready:
-        """The program for so many images of a call, of at most `most` in a chunk."""
+        """Return the program for `images` images of a call, with at most `most` per chunk."""
         inputs = call.inputs.of_images(images)
         key = inputs, settings.precision(), settings.gpu_memory()
         if key not in self._programs:
@@ -87,7 +87,7 @@ class Resident:
         return self._programs[key]
 
     def close(self) -> None:
-        """Give all memory back."""
+        """Free all memory."""
         self._forget_programs()
         self._weights.close()
 
@@ -109,8 +109,8 @@ class Resident:
             return how(Pass(ready, lanes, weights.addresses(), call, part.images, part.threads))
 
     def _made(self, inputs: Inputs, call: Call, most: int) -> Ready:
-        """Chunks as large as is of use, or as fit into memory; of a network that computes images
-        from each other there is one."""
+        """Build a program with the largest useful chunks that fit into memory; a network that
+        computes images from other images has a single chunk."""
         whole = inputs.images
         images = min(_wanted(inputs), most)
         own = sum(each.program.places.lasting_bytes for each in self._programs.values())
@@ -120,7 +120,7 @@ class Resident:
             images = steps.images if steps.divisible else whole
             chunks = -(-whole // images) if steps.divisible and images else 1
             steps.early = self._early(inputs, steps) if chunks <= _MOST_WITH_EARLY else None
-            found = program.places(steps, values)
+            found = network_program.places(steps, values)
             lasting = sum(value.buffer.nbytes for value in values if value.constant)
             lasting += found.lasting_bytes
             limit = budget - lasting
@@ -136,36 +136,36 @@ class Resident:
             images = -(-images // 2)
 
     def _early(self, inputs: Inputs, steps: Steps) -> Early | None:
-        """What of a chunk is done early, if anything."""
+        """Return a chunk's early steps, if any."""
 
         def few(images: int) -> Steps:
             fewer = inputs.of_images(images)
-            return program.build(self._graph, fewer, self.machine, steps.images)[0]
+            return network_program.build(self._graph, fewer, self.machine, steps.images)[0]
 
         try:
-            return pieces.early(steps, inputs.image_bytes(), few)
+            return microbatches.early(steps, inputs.image_bytes(), few)
         except Exception:  # As in `_divided`.
             return None
 
     def _divided(self, inputs: Inputs, images: int, call: Call) -> tuple[Steps, list[Value]]:
-        """The steps for so many images, or for all where they cannot be taken apart."""
+        """Return the steps for `images` images, or for all if the batch cannot be split."""
         if images < inputs.images:
             try:
-                found = program.build(self._graph, inputs.of_images(images), self.machine)
+                found = network_program.build(self._graph, inputs.of_images(images), self.machine)
             except Exception:
-                # A graph that is right for all images can be impossible for fewer: constant
-                # shapes, slices of axis 0. Its own mistakes are raised below.
+                # A graph that is valid for the whole batch may be invalid for fewer images:
+                # constant shapes, slices of axis 0. Errors of the graph itself are raised below.
                 found = None
-            if found and found[0].divisible and not program.refused(found[0], images, call):
+            if found and found[0].divisible and not network_program.refused(found[0], images, call):
                 return found
-        found = program.build(self._graph, inputs, self.machine)
-        program.check(found[0], inputs.images, call)
+        found = network_program.build(self._graph, inputs, self.machine)
+        network_program.check(found[0], inputs.images, call)
         if images < inputs.images:
             found[0].divisible = False
         return found
 
 
 def _wanted(inputs: Inputs) -> int:
-    """Images of a chunk if memory were no concern; chunks are about as large as each other."""
+    """Return the images per chunk without a memory limit; chunks have about equal sizes."""
     chunks = -(-inputs.images // max(1, _CHUNK_BYTES // max(1, inputs.image_bytes())))
     return -(-inputs.images // max(1, chunks))

@@ -1,4 +1,4 @@
-"""Transposed, repeated, cut and bordered arrays, by strided_copy.cu."""
+"""Transposes, broadcasts, slices and padding by strided_copy.cu."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 
 from ...errors import UnsupportedProblem
-from ..cuda.plan import ARCHITECTURES, Code, Defines, Launch, Plan, divide_up
+from ..cuda.kernel_plan import ARCHITECTURES, Code, Defines, Launch, Plan, divide_up
 from .values import Value
 
 KERNEL = Code("strided_copy", "network/strided_copy.cu", ARCHITECTURES, "float32", True)
@@ -15,19 +15,20 @@ _THREADS = 256
 
 
 def transposed(x: Value, axes: Sequence[int]) -> Plan:
-    """y, whose axes are these of x."""
+    """Return the plan that transposes x; axis i of y is axis `axes[i]` of x."""
     strides = _strides(x.shape)
     return _plan([(x.shape[axis], 0, x.shape[axis], strides[axis]) for axis in axes])
 
 
 def spread(x: Value, shape: Sequence[int]) -> Plan:
-    """y of a shape with as many axes, repeating x along those of which it has one element."""
+    """Return the plan that broadcasts x to `shape`, which has as many axes."""
     found = zip(shape, x.shape, _strides(x.shape))
     return _plan([(size, 0, size, stride if mine > 1 else 0) for size, mine, stride in found])
 
 
 def windowed(x: Value, shape: Sequence[int], first: Sequence[int], border: Defines = ()) -> Plan:
-    """y of a shape, of which the first element of x is at `first`, which may lie before it."""
+    """Return the plan that copies a window: x's first element is at `first` in y, which may be
+    negative."""
     found = zip(shape, first, x.shape, _strides(x.shape))
     return _plan(list(found), border)
 

@@ -1,4 +1,4 @@
-"""Arrays of a network on the GPU before they have addresses, and the steps that compute them."""
+"""Symbolic device arrays (before addresses are assigned), and the steps that compute them."""
 
 from __future__ import annotations
 
@@ -7,18 +7,18 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from ...problem import ConvProblem
-from ..cuda.plan import Plan
-from .arrays import ITEM_BYTES
+from ..cuda.kernel_plan import Plan
+from .host_arrays import ITEM_BYTES
 
-# Where arrays live: what a call brings; weights and what is made of them, which stay on the GPU;
-# what steps leave for each other; and the results.
+# Kinds of buffers: inputs of a call; weights, and arrays computed from them, which stay on the GPU;
+# intermediate arrays; outputs.
 INPUT, WEIGHT, LASTING, ARENA, OUTPUT = "input", "weight", "lasting", "arena", "output"
 
 
 @dataclass(eq=False)
 class Buffer:
-    """A piece of the GPU's memory. `uses` counts readers to come; `number` tells apart inputs,
-    weights and outputs, by their order."""
+    """A block of GPU memory. `uses` counts remaining readers; `number` is the index among inputs,
+    weights or outputs."""
 
     kind: str
     nbytes: int
@@ -28,8 +28,8 @@ class Buffer:
 
 @dataclass(frozen=True, eq=False)
 class Value:
-    """An array in a buffer, from `offset` bytes on; `image` is the number of elements from one
-    image to the next where that is more than an image has."""
+    """An array at `offset` bytes in a buffer; `image` is the stride between images in elements, if
+    images are not contiguous."""
 
     buffer: Buffer
     shape: tuple[int, ...]
@@ -48,12 +48,12 @@ class Value:
 
     @property
     def per_image(self) -> int:
-        """Elements of an image."""
+        """Elements per image."""
         return math.prod(self.shape[1:])
 
     @property
     def end(self) -> int:
-        """Where the last element ends, in bytes from the beginning of the buffer."""
+        """End of the last element, in bytes from the start of the buffer."""
         if self.elements == 0:
             return self.offset
         images = self.shape[0] if self.shape else 1
@@ -62,14 +62,14 @@ class Value:
 
     @property
     def dense(self) -> bool:
-        """Whether images lie one behind the other."""
+        """Whether images are contiguous."""
         return self.image in (0, self.per_image)
 
 
 @dataclass(frozen=True)
 class Step:
-    """A plan on arrays by the names that it has for them; `node` is what it computes, `problem` the
-    convolution if it is one that is in the log of op times."""
+    """A plan and its arrays by name; `node` is the node that it computes, `problem` the convolution
+    to log op times for, if any."""
 
     node: str
     plan: Plan
@@ -79,8 +79,8 @@ class Step:
 
 @dataclass(frozen=True)
 class Early:
-    """The first steps with plans for fewer `images`, on the same arrays: for a few images at a
-    time, and as often as one likes, they compute what the first steps compute for all."""
+    """The first steps planned for fewer `images`, on the same arrays. They may run repeatedly, on
+    any of the images."""
 
     images: int
     steps: list[Step]
@@ -88,12 +88,13 @@ class Early:
 
 @dataclass
 class Steps:
-    """All that a network does for a number of images: once for its weights, and for the images."""
+    """All steps of a network for a number of images: `for_weights` run once, `for_images` per
+    chunk."""
 
     images: int
     for_weights: list[Step] = field(default_factory=list)
     for_images: list[Step] = field(default_factory=list)
     outputs: list[Value] = field(default_factory=list)
-    # Whether no image has to do with another one.
+    # Whether images are independent of each other.
     divisible: bool = True
     early: Early | None = None

@@ -1,21 +1,21 @@
-"""A network's weights on one GPU: copies of arrays on the host, made again when these change."""
+"""A network's weights on one GPU: copies of host arrays, updated when these change."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
-from .arrays import Array
+from .host_arrays import Array
 from .machine import Machine
 
 
 class WeightsNeeded(Exception):
-    """Weights must be copied to the GPU, and their arrays may be moved while that is done."""
+    """Weights must be copied to the GPU, and their arrays may be moved during the copy."""
 
 
 @dataclass
 class _Weight:
-    """A copy of an array, which is `None` while it is not known to be whole."""
+    """A copy of an array; `None` until the copy is complete."""
 
     address: int
     nbytes: int
@@ -23,7 +23,8 @@ class _Weight:
 
 
 class Weights:
-    """The inputs of these numbers. `stamp` changes whenever what is in any of them may have."""
+    """Copies of the inputs with these numbers. `stamp` changes whenever any of their contents may
+    have."""
 
     def __init__(self, machine: Machine, numbers: Collection[int]) -> None:
         self._machine = machine
@@ -33,17 +34,17 @@ class Weights:
         self.stamp = 0
 
     def addresses(self) -> dict[int, int]:
-        """By number."""
+        """Return the addresses by number."""
         return {number: weight.address for number, weight in self._held.items()}
 
     def nbytes(self) -> int:
         return sum(weight.nbytes for weight in self._held.values())
 
     def bring(self, inputs: Sequence[Array], generation: int, are_held: bool) -> bool:
-        """Copy to the GPU what is not there, or has changed; calls with the same `generation` have
-        the same weights. Returns whether addresses have changed.
+        """Copy missing or changed weights to the GPU; calls with the same `generation` have the
+        same weights. Returns whether addresses have changed.
 
-        Raises `WeightsNeeded` where there is something to copy and the arrays are not held.
+        Raises `WeightsNeeded` if a copy is needed and the arrays are not held.
         """
         if generation == self._generation:
             return False
@@ -60,7 +61,7 @@ class Weights:
         return self.addresses() != before
 
     def close(self) -> None:
-        """Give their memory back."""
+        """Free the copies."""
         self._generation = -1
         for weight in self._held.values():
             self._machine.free(weight.address)

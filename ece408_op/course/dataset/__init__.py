@@ -1,1 +1,1 @@
-"""Fashion-MNIST: found, downloaded, checked, resized, read."""
+"""Fashion-MNIST: search, download, verification, resizing and reading."""

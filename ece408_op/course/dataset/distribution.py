@@ -1,4 +1,4 @@
-"""Fashion-MNIST out of the Debian and Ubuntu package, downloaded but not installed."""
+"""Fashion-MNIST from the Debian and Ubuntu package, downloaded but not installed."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from ...files.cachedir import ensure_folder, replace, scratch_folder, writing
 from . import idx
 
 PACKAGE = "dataset-fashion-mnist"
-# Where the package has its files, below the root of the file system.
+# Folder of the package's files, relative to the root of the file system.
 FOLDER = "usr/share/datasets/fashion-mnist"
 
-# Seconds for one command; without a connection the tools give up earlier by themselves.
+# Time limit of a command in seconds; without a connection the tools give up earlier.
 _COMMAND_S = 1800.0
 
 
@@ -25,17 +25,17 @@ class PackageFailed(Exception):
 
 
 def extract(folder: Path) -> None:
-    """Put all four files, verified, into `folder`, which is locked; needs no root and leaves no
-    traces in the system.
+    """Put all four verified files into `folder`, which must be locked. Needs no root and changes
+    nothing in the system.
 
     Raises `PackageFailed`, and `CacheUnwritable` when `folder` cannot be written.
     """
     for tool in ("apt-get", "dpkg-deb"):
         if shutil.which(tool) is None:
             raise PackageFailed(f"there is no {tool} here")
-    # In the same folder, for the files to be renamed into place and not copied.
+    # In the same folder, so that files can be renamed instead of copied.
     with scratch_folder(folder) as work:
-        # The tools run in there, where a relative path would mean something else.
+        # The tools run in it, where a relative path would have another meaning.
         inside = work.resolve()
         package = _download_package(inside)
         unpacked = inside / "unpacked"
@@ -44,15 +44,15 @@ def extract(folder: Path) -> None:
 
 
 def _download_package(work: Path) -> Path:
-    """`apt-get download`, with the system's package lists or else with private, new ones."""
+    """Run `apt-get download` with the system's package lists, or else with private, new ones."""
     lists = work / "lists"
     for each in (lists / "partial", work / "cache" / "archives" / "partial"):
         ensure_folder(each)
     options = [
         f"Dir::Cache={work / 'cache'}",
-        # The user that apt would change to, when root calls it, may not write here.
+        # When root calls apt, it would change to a user that may not write here.
         "APT::Sandbox::User=root",
-        # Or an update without a connection succeeds, and the failure's reason is lost.
+        # Otherwise an update without a connection succeeds, and the reason is lost.
         "APT::Update::Error-Mode=any",
         "Acquire::Retries=1",
         "Acquire::http::Timeout=20",
@@ -67,7 +67,7 @@ def _download_package(work: Path) -> Path:
     try:
         _apt(["update"], options, work)
     except PackageFailed as failure:
-        # One source of several that fails is no obstacle, if another has the package.
+        # A failing source does not matter if another one has the package.
         update_failure = failure
     try:
         return _apt_download(options, work)
@@ -89,13 +89,13 @@ def _apt(arguments: Sequence[str], options: Sequence[str], work: Path) -> None:
 
 
 def _command(command: Sequence[str], work: Path) -> None:
-    """Run a tool in `work`; raises `PackageFailed` with what it complained of when it fails."""
+    """Run a tool in `work`; raise `PackageFailed` with its error message if it fails."""
     try:
         result = subprocess.run(
             command,
             cwd=work,
             stdin=subprocess.DEVNULL,
-            # These tools report their progress on stdout, which is not theirs here.
+            # These tools print progress on stdout, which is reserved for results.
             stdout=sys.stderr if sys.stderr.isatty() else subprocess.DEVNULL,
             stderr=subprocess.PIPE,
             env={**os.environ, "LC_ALL": "C"},
@@ -113,7 +113,7 @@ def _command(command: Sequence[str], work: Path) -> None:
 
 
 def _complaint(stderr: str) -> str:
-    """The line that names the cause: apt's first error, after warnings and before consequences."""
+    """Return the line that names the cause: apt's first error, not warnings or follow-up errors."""
     lines = [line.strip() for line in stderr.splitlines() if line.strip()]
     errors = [line[2:].strip() for line in lines if line.startswith("E:")]
     return (errors or lines or [""])[0]

@@ -1,4 +1,4 @@
-"""One file of Fashion-MNIST by HTTP: resumed where it broke off, verified before it is named."""
+"""HTTP download of one file of Fashion-MNIST: resumable, verified before it is renamed."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tqdm import tqdm
 from ...files.cachedir import replace, writing
 from . import idx
 
-# Seconds: to connect and be answered, between two blocks of a file, and between two attempts.
+# Timeouts in seconds: to connect and receive an answer; between two blocks; between two attempts.
 ANSWER_S = 5.0
 READ_S = 30.0
 PAUSE_S = 1.0
@@ -25,26 +25,26 @@ _BLOCK = 1 << 16
 
 
 class AddressFailed(Exception):
-    """The address cannot give the file; the text says why."""
+    """The address cannot provide the file; the text says why."""
 
 
 class _Interrupted(Exception):
-    """A transfer ended early or the server stumbled; trying again may help."""
+    """A transfer ended early or the server had a temporary error; a retry may help."""
 
 
 def part_of(target: Path) -> Path:
-    """Where an unfinished download of `target` is kept."""
+    """Return the path of an unfinished download of `target`."""
     return target.with_name(f"{target.name}.part")
 
 
 def download(url: str, target: Path, expected: idx.Expected) -> None:
     """Fetch the gzip-compressed `url`; it becomes `target` once its content is as `expected`.
 
-    Until then it is `target`.part, which an interruption leaves behind and the next call
-    resumes. Progress goes to stderr when that is a terminal.
+    Until then it is `target`.part, which remains after an interruption; the next call resumes it.
+    Progress goes to stderr if that is a terminal.
 
-    Raises `AddressFailed`, without another attempt when the server does not answer within
-    `ANSWER_S` or does not have the file, and `CacheUnwritable`.
+    Raises `AddressFailed`, without a retry when the server does not answer within `ANSWER_S` or
+    does not have the file, and `CacheUnwritable`.
     """
     part = part_of(target)
     reason = ""
@@ -60,7 +60,7 @@ def download(url: str, target: Path, expected: idx.Expected) -> None:
             with writing(part):
                 part.unlink()
             reason = f"what {url} gave {damage}"
-            # If a resumed file is damaged, the damage may lie in the part from an earlier call.
+            # In a resumed file the damage may be in the part from an earlier call.
             if not resumed:
                 break
         else:
@@ -73,8 +73,8 @@ def download(url: str, target: Path, expected: idx.Expected) -> None:
 def _receive(url: str, part: Path, most: int) -> None:
     """Append the missing bytes to `part`, or rewrite it if the server sends everything.
 
-    Raises `_Interrupted` when it ends early, `idx.Damage` instead of taking more than `most` bytes
-    in all, and `AddressFailed` when trying again cannot help.
+    Raises `_Interrupted` when the transfer ends early, `idx.Damage` when the total would exceed
+    `most` bytes, and `AddressFailed` when a retry cannot help.
     """
     start = _size(part)
     headers = {"Range": f"bytes={start}-"} if start else {}
@@ -110,7 +110,7 @@ def _open(request: urllib.request.Request) -> Any:
 
 
 def _continues_at(response: Any, start: int) -> bool:
-    """Whether the response is the rest of the file from `start`, as asked for."""
+    """Return whether the response is the requested rest of the file from `start`."""
     if response.status != http.client.PARTIAL_CONTENT:
         return False
     match = re.match(r"bytes (\d+)-", response.headers.get("Content-Range", ""))
@@ -148,13 +148,13 @@ def _size(path: Path) -> int:
 
 
 class _Connection(http.client.HTTPConnection):
-    """A connection that gives up early on a silent server, but not in the middle of a file."""
+    """A connection with a short timeout for the answer, but not within a file."""
 
     def connect(self) -> None:
         self.sock = _connect(self.host, self.port)
 
     def getresponse(self) -> http.client.HTTPResponse:
-        # The connection may let go of its socket here; the response then still reads from it.
+        # The connection may drop its socket here; the response then still reads from it.
         connected = self.sock
         response = super().getresponse()
         connected.settimeout(READ_S)
@@ -162,7 +162,7 @@ class _Connection(http.client.HTTPConnection):
 
 
 def _connect(host: str, port: int) -> socket.socket:
-    """Connect within `ANSWER_S` in all, however many addresses the name has."""
+    """Connect within `ANSWER_S` in total, for any number of addresses of the name."""
     deadline = time.monotonic() + ANSWER_S
     failure: OSError = socket.timeout("timed out")
     for family, kind, protocol, _, address in socket.getaddrinfo(

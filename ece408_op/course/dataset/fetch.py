@@ -1,6 +1,6 @@
-"""Fashion-MNIST's files, fetched: from the official address, else from the distribution.
+"""Download of Fashion-MNIST's files from the official address, else from the distribution.
 
-Nothing needs root. A file appears under its final name only after its content was verified.
+Needs no root. A file gets its final name only after its content has been verified.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ OFFICIAL = "http://fashion-mnist.s3-website.eu-central-1.amazonaws.com/"
 
 
 def fetch(folder: Path, kinds: Iterable[str] = idx.KINDS, base: str = OFFICIAL) -> list[Path]:
-    """Put the files of `kinds`, verified and gzip-compressed, into `folder`; returns their paths.
+    """Put the verified, gzip-compressed files of `kinds` into `folder`; return their paths.
 
-    Sound `.gz` files that are there already stay, damaged ones are replaced. The files come from
-    the address `base`, where an interrupted download is resumed; if that gives none, from the
-    package `dataset-fashion-mnist` by way of `apt-get download`. Notices go to stderr, progress
-    too when that is a terminal.
+    Existing sound `.gz` files stay, damaged ones are replaced. The files come from the address
+    `base`, where interrupted downloads are resumed; if that fails, from the package
+    `dataset-fashion-mnist` by `apt-get download`. Notices go to stderr, and progress if that is a
+    terminal.
 
-    Raises `DownloadFailed` when neither source has them, `CacheUnwritable` when `folder` cannot
-    be written, and `InvalidSetting` for an unknown kind.
+    Raises `DownloadFailed` when neither source has them, `CacheUnwritable` when `folder` cannot be
+    written, and `InvalidSetting` for an unknown kind.
     """
     wanted = [expected for kind in kinds for expected in idx.files(kind)]
     ensure_folder(folder)
@@ -72,7 +72,7 @@ def _from_any_source(folder: Path, lacking: Sequence[idx.Expected], base: str) -
 
 
 def _discard_parts(folder: Path) -> None:
-    """Remove unfinished downloads of files that are there by now."""
+    """Remove unfinished downloads of files that now exist."""
     for kind in idx.KINDS:
         for expected in idx.files(kind):
             target = _target(folder, expected)

@@ -1,8 +1,8 @@
-"""Fashion-MNIST's four files in the idx format: what each must hold, read and verified.
+"""Reader and verification of Fashion-MNIST's four files in the idx format.
 
-An idx file is a header of 4-byte integers (a magic number, then the length of each dimension)
-and the payload, one unsigned byte per element. Real files have big-endian headers, the course's
-had little-endian ones; both are read, gzip-compressed or not, whatever the file is called.
+An idx file is a header of 4-byte integers (a magic number, then the length of each dimension) and
+the payload, one unsigned byte per element. Standard files have big-endian headers, the course's had
+little-endian ones; both are read, gzip-compressed or not, with any file name.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ CLASSES = 10
 KINDS = ("t10k", "train")
 
 _GZIP_MAGIC = b"\x1f\x8b"
-# The third byte says that elements are unsigned bytes, the fourth counts the dimensions.
+# The third byte means unsigned byte elements, the fourth is the number of dimensions.
 _MAGIC_OF_BYTES = 0x0800
 
 
@@ -51,12 +51,13 @@ class Expected:
 
     @property
     def most_bytes(self) -> int:
-        """More than the file can have, compressed or not: gzip adds little to what it cannot."""
+        """Upper bound of the file's size, compressed or not: gzip adds little to incompressible
+        data."""
         content = self.header_bytes + self.payload_bytes
         return content + content // 100 + 1024
 
 
-# The payload alone is summed: compression and the header's byte order do not change it.
+# The checksum covers the payload alone: compression and byte order of the header do not change it.
 FILES = {
     "t10k": (
         Expected(
@@ -86,11 +87,12 @@ FILES = {
 
 
 class Damage(Exception):
-    """What is wrong with a file's content, without its path and without advice."""
+    """Description of wrong content, without its path and without advice."""
 
 
 def files(kind: str) -> tuple[Expected, Expected]:
-    """The files of images and labels of `kind`. Raises `InvalidSetting` for an unknown one."""
+    """Return the files of images and labels of `kind`. Raises `InvalidSetting` for an unknown
+    one."""
     if kind not in FILES:
         raise InvalidSetting(
             f"unknown part of Fashion-MNIST {kind!r}; there are: {', '.join(KINDS)}"
@@ -99,19 +101,19 @@ def files(kind: str) -> tuple[Expected, Expected]:
 
 
 def find(folder: Path, expected: Expected) -> Path | None:
-    """The file in `folder`, compressed or plain, or `None`.
+    """Return the file in `folder`, compressed or plain, or `None`.
 
-    The compressed one comes first: it is what a download puts next to a damaged plain one.
+    The compressed one comes first: a download puts it next to a damaged plain one.
     """
     candidates = (folder / f"{expected.name}.gz", folder / expected.name)
-    # os.path.isfile, unlike pathlib's, takes a folder that may not be entered for an absence.
+    # os.path.isfile, unlike pathlib's, treats an inaccessible folder as a missing file.
     return next((path for path in candidates if os.path.isfile(path)), None)
 
 
 def read(path: Path, expected: Expected) -> np.ndarray:
-    """The array in the file: uint8, of shape `expected.shape`, read-only.
+    """Return the array in the file: uint8, of shape `expected.shape`, read-only.
 
-    Raises `DataCorrupt` when the file does not hold exactly that, and `DataMissing` when it
+    Raises `DataCorrupt` when the file does not contain exactly that, and `DataMissing` when it
     cannot be read at all.
     """
     try:
@@ -129,7 +131,7 @@ def read(path: Path, expected: Expected) -> np.ndarray:
 
 
 def parse(path: Path, expected: Expected) -> np.ndarray:
-    """`read`, but raises `Damage` for wrong content and `OSError` for an unreadable file."""
+    """As `read`, but raises `Damage` for wrong content and `OSError` for an unreadable file."""
     content = _content(path, expected.header_bytes + expected.payload_bytes)
     _check_header(content, expected)
     payload = memoryview(content)[expected.header_bytes :]
@@ -142,7 +144,7 @@ def parse(path: Path, expected: Expected) -> np.ndarray:
 
 
 def _content(path: Path, wanted: int) -> bytes:
-    """The file's bytes, decompressed; when there are too many, one more than `wanted`."""
+    """Return the file's bytes, decompressed; if there are too many, one more than `wanted`."""
     with path.open("rb") as plain:
         compressed = plain.read(len(_GZIP_MAGIC)) == _GZIP_MAGIC
         plain.seek(0)

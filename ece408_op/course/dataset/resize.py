@@ -1,4 +1,4 @@
-"""Fashion-MNIST's images made larger by the course's recipe, once, and kept in the cache."""
+"""Resizing of Fashion-MNIST's images by the course's recipe, with a disk cache."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from ...files.cachedir import atomic_path
 from ...files.sealed import Damage, check_trust
 from . import idx
 
-# Part of the cached files' names: a change of the recipe, or of the files' form, must change it.
+# Part of the cached files' names: change it with the recipe or the file format.
 VERSION = 2
 
-# The sha256 of all images in the sizes of the course, by that of the images they are made from.
+# The sha256 of all images in the course's sizes, by that of the original images.
 _KNOWN = {
     idx.FILES["t10k"][0].sha256: {
         48: "90e1d81af661e453b6e8e6118aa9731052d389dbd5496dd72e734a17f69338a3",
@@ -35,16 +35,16 @@ _KNOWN = {
 
 
 def resize_image(image: np.ndarray, size: int) -> np.ndarray:
-    """One uint8 image (H, W), no larger than `size`, as uint8 (size, size).
+    """Resize one uint8 image (H, W), no larger than `size`, to uint8 (size, size).
 
-    Bit for bit what the course's preparation gave: scikit-image's `transform.resize(image /
-    256.0, (size, size), mode="constant", cval=0) * 256`, truncated. This is bilinear, with 0
-    outside the image, clipped to the image's own range.
+    Bit-identical to the course's preparation: scikit-image's `transform.resize(image / 256.0,
+    (size, size), mode="constant", cval=0) * 256`, truncated. This is bilinear, with 0 outside the
+    image, clipped to the image's own range.
     """
     from scipy import ndimage
 
     pixels = image / 256.0
-    # Sizes go into the factors by way of their quotient, as in scikit-image, to round alike.
+    # Divide twice, as scikit-image does, for the same rounding.
     factors = [1 / (length / size) for length in image.shape]
     larger = ndimage.zoom(pixels, factors, order=1, mode="grid-constant", cval=0, grid_mode=True)
     np.clip(larger, pixels.min(), pixels.max(), out=larger)
@@ -52,7 +52,7 @@ def resize_image(image: np.ndarray, size: int) -> np.ndarray:
 
 
 def cached_path(kind: str, size: int) -> Path:
-    """Where the resized images of `kind` are kept; not necessarily there yet."""
+    """Return the path of the resized images of `kind`, which may not exist yet."""
     return _folder() / f"{kind}-{size}-v{VERSION}.npy"
 
 
@@ -61,12 +61,12 @@ def _folder() -> Path:
 
 
 def resized(kind: str, size: int, original: Callable[[], np.ndarray]) -> np.ndarray:
-    """All images of `kind`, uint8 (N, size, size), read-only, mapped from the cache.
+    """Return all images of `kind`, uint8 (N, size, size), read-only, mapped from the cache.
 
-    `original` gives the uint8 images (N, 28, 28); it is called only when the cache has no
-    sound file, which is then made, with progress on stderr when that is a terminal.
+    `original` returns the uint8 images (N, 28, 28); it is called only when the cache has no sound
+    file. Then the file is created, with progress on stderr if that is a terminal.
 
-    Raises `CacheUnwritable`, `DataCorrupt` when this machine's SciPy gives other pixels than the
+    Raises `CacheUnwritable`, `DataCorrupt` when this machine's SciPy computes other pixels than the
     course's, and what `original` raises.
     """
     path = cached_path(kind, size)
@@ -80,7 +80,7 @@ def resized(kind: str, size: int, original: Callable[[], np.ndarray]) -> np.ndar
 
 
 def verify(kind: str) -> list[Path]:
-    """Check all resized images of `kind` that the cache has; returns their paths.
+    """Verify all resized images of `kind` in the cache; return their paths.
 
     Raises `DataCorrupt`, and `CacheUntrusted`.
     """
@@ -98,8 +98,8 @@ def verify(kind: str) -> list[Path]:
 
 
 def _open(path: Path, kind: str, size: int) -> np.ndarray:
-    """The cached array. Raises `Damage` when the file does not hold exactly the right one, and
-    `CacheUntrusted` when only the file itself says what that is, and others can have written it."""
+    """Return the cached array. Raises `Damage` for wrong content, and `CacheUntrusted` when only
+    the file itself states its checksum and others can have written it."""
     shape = (idx.files(kind)[0].shape[0], size, size)
     known = _known(kind, size)
     if known is None:
@@ -116,7 +116,7 @@ def _open(path: Path, kind: str, size: int) -> np.ndarray:
 
 
 def _known(kind: str, size: int) -> bytes | None:
-    """The checksum that images of this size must have, if they are the course's."""
+    """Return the checksum of the course's images of this size, if known."""
     text = _KNOWN.get(idx.files(kind)[0].sha256, {}).get(size)
     return None if text is None else bytes.fromhex(text)
 
@@ -128,13 +128,13 @@ def _after(path: Path, offset: int) -> bytes:
 
 
 def _make(path: Path, images: np.ndarray, kind: str, size: int) -> None:
-    """Write the array, and after it the checksum of its pixels."""
+    """Write the array, followed by the checksum of its pixels."""
     from tqdm import tqdm  # which imports much
 
     header = {"descr": "|u1", "fortran_order": False, "shape": (len(images), size, size)}
     label = f"resizing to {size}x{size}"
     seal = hashlib.sha256()
-    # Written, not mapped: a full disk is then an error, where a mapping kills the process.
+    # Written, not mapped: a full disk is then an error, whereas a mapping kills the process.
     with atomic_path(path) as temporary, temporary.open("wb") as file:
         np.lib.format.write_array_header_1_0(file, header)
         for image in tqdm(images, label, unit="image", leave=False, disable=None):

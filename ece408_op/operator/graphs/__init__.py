@@ -1,1 +1,1 @@
-"""Recognises, guards, compiles, fuses and binds the graphs that MXNet runs."""
+"""Recognition, guarding, compilation, fusion and binding of the graphs that MXNet runs."""

@@ -1,5 +1,5 @@
-"""Chooses what MXNet runs instead of a graph with our operator, or with parts for the GPU: in
-executors, in CachedOps, and in the partitions of `Symbol.optimize_for`."""
+"""Replacement of graphs with our operator, or with parts for the GPU, when MXNet binds them: in
+executors, in CachedOps, and in `Symbol.optimize_for`."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from . import (
 
 
 def install(mxnet: Any) -> None:
-    """Have MXNet take graphs of ours from here. What users hold, save and export never changes."""
+    """Make MXNet bind our graphs through this module. Users' symbols never change."""
     symbol_class = mxnet.symbol.symbol.Symbol
     symbol_class.optimize_for = _partitioning(symbol_class.optimize_for)
     executors.install(mxnet)
@@ -31,7 +31,7 @@ def install(mxnet: Any) -> None:
 
 
 def _partitioning(method: Any) -> Any:
-    """`Symbol.optimize_for`, after which no guards can be added."""
+    """Wrap `Symbol.optimize_for`: guards cannot be added to its result, so add them before."""
 
     @functools.wraps(method)
     def optimize_for(self: Any, *arguments: Any, **keywords: Any) -> Any:

@@ -1,8 +1,8 @@
-"""Calls of hybridized Gluon blocks whose parameters are those of the call before.
+"""Fast repeated calls of hybridized Gluon blocks with unchanged parameters.
 
-For each call Gluon asks every parameter for its array, and MXNet every array for its handle. Since
-the last call these objects have left the processor's caches: for the 266 parameters of
-mobilenetv2_1.0 that takes 0.1 ms. Here a parameter says when it gets other arrays.
+In each call Gluon gets the array of every parameter, and MXNet the handle of every array. These
+objects have left the processor's caches since the last call: for the 266 parameters of
+mobilenetv2_1.0 this takes 0.1 ms. Here a parameter reports when its arrays are replaced.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _data_of, _first = operator.attrgetter("_data"), operator.itemgetter(0)
 
 
 def install(mxnet: Any) -> None:
-    """Have hybridized blocks with our operator repeat their last call where that is the same."""
+    """Make hybridized blocks with our operator repeat their last call if it is the same."""
     _Changes.watch(mxnet.gluon.Parameter)
     block, array = mxnet.gluon.block, mxnet.nd.NDArray
     plain, plain_forward = block.HybridBlock._call_cached_op, block.HybridBlock.forward
@@ -52,7 +52,7 @@ def install(mxnet: Any) -> None:
 
 
 class _Changes:
-    """How often any parameter has got other arrays, or none."""
+    """Counts replacements of any parameter's arrays."""
 
     count = 0
 
@@ -71,8 +71,8 @@ class _Changes:
 class _BlockCall:
     """A call of a block.
 
-    `inputs`: the arrays of its parameters, each at its place, and `None` for those that it was
-    given; `data`: by their places the numbers of what it was given.
+    `inputs`: the arrays of its parameters in their positions, and `None` for arguments; `data`: the
+    argument numbers by position.
     """
 
     def __init__(self, mxnet: Any, block: Any, given: Sequence[Any]) -> None:
@@ -82,7 +82,7 @@ class _BlockCall:
         self._contexts = [each.context for each in given]
         self._parameters = [each for is_given, each in self._said if not is_given]
         self._changes = _Changes.count
-        # Of each parameter the list of its arrays, of which it has one.
+        # The list of arrays of each parameter, which contains one.
         self._lists = list(map(_data_of, self._parameters))
         self._arrays = list(map(_first, self._lists))
         addresses = ctypes.c_void_p * len(self._lists)
@@ -93,8 +93,8 @@ class _BlockCall:
 
     @classmethod
     def of(cls, mxnet: Any, block: Any, given: Sequence[Any]) -> _BlockCall | None:
-        """A block's call; `None` unless each parameter's array is the only one that it has, and
-        all are on the CPU."""
+        """Return a block's call; `None` unless each parameter has a single array, and all are on
+        the CPU."""
         said, data = block._cached_op_args, mxnet.gluon.Parameter.data
         parameters = [each for is_given, each in said if not is_given]
         if any(type(each).data is not data or len(_data_of(each)) > 1 for each in parameters):
@@ -103,10 +103,10 @@ class _BlockCall:
         return cls(mxnet, block, given) if on_cpu else None
 
     def directly(self, block: Any, given: Sequence[Any]) -> Any:
-        """What the block gives, if that can be without MXNet's CachedOp; else `None`.
+        """Return the block's result without MXNet's CachedOp if possible, else `None`.
 
-        Before a call and after it nothing of Python is in the processor's caches, so that each
-        function more takes some microseconds.
+        Around a call no Python code is in the processor's caches, so each additional function takes
+        some microseconds.
         """
         if self._held is None or not self._has_parameters_of(block, given):
             return None
@@ -117,8 +117,8 @@ class _BlockCall:
         return found[0] if block._out_format == 0 else self._regroup(found, block._out_format)
 
     def is_like(self, block: Any, given: Sequence[Any]) -> bool:
-        """Whether a call is given as many arrays on the same devices, and the block has the same
-        parameters in the same arrays."""
+        """Return whether a call has as many arguments on the same devices, and the block has the
+        same parameters in the same arrays."""
         if not self._has_parameters_of(block, given):
             return False
         if [each.context for each in given] != self._contexts:
@@ -126,8 +126,8 @@ class _BlockCall:
         return bool(locked_library().ece408_are_first(*self._compared, len(self._lists)))
 
     def _has_parameters_of(self, block: Any, given: Sequence[Any]) -> bool:
-        """Whether as many arrays are given, and the block has the same parameters with the same
-        lists of arrays."""
+        """Return whether a call has as many arguments, and the block has the same parameters with
+        the same lists of arrays."""
         if block._cached_op_args is not self._said or tuple(map(type, given)) != self._types:
             return False
         changes = _Changes.count

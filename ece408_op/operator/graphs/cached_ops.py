@@ -1,8 +1,8 @@
-"""What MXNet's CachedOps, which hybridized Gluon blocks run, take instead of a graph with our node.
+"""CachedOps, which hybridized Gluon blocks run, on graphs with our operator.
 
-They get it with guards (see `guards`). On the CPU, outside `autograd.record()`, they get the
-compiled operator, with what follows convolutions fused into them, and within it the compiled
-operator with its gradients. On a GPU they get the compiled operator outside of it.
+They run the graph with guards (see `guards`). On the CPU they run the compiled operator instead:
+outside `autograd.record()` with fused epilogues, within it with gradients. On a GPU they run the
+compiled operator outside `autograd.record()`.
 """
 
 from __future__ import annotations
@@ -15,39 +15,39 @@ from typing import Any, Callable
 
 import numpy as np
 
-from .. import autograd_state, compiled_operator, memory
+from .. import array_memory, autograd_state, compiled_operator
 from ..native_handles import Owner
-from . import compiled_graphs, graph_inference, graph_json, guards, sequences, training
+from . import compiled_graphs, graph_inference, graph_json, guards, sequences, training_graphs
 from .graph_json import Graph
 from .held import HeldCalls
 from .permuted_cached_op import OrderedOp
 
-# A compiled operator's key: not on a GPU, not to be trained.
+# A compiled operator's key: (on a GPU, for training).
 _INFERENCE = (False, False)
 
 
 def install(mxnet: Any) -> None:
-    """Have MXNet's CachedOps take their graphs from here."""
+    """Make MXNet's CachedOps use this module."""
     mxnet.ndarray.CachedOp = _cached_op_class(mxnet.ndarray.CachedOp)
 
 
 def _cached_op_class(plain: Any) -> Any:
-    """MXNet's CachedOp, which takes a symbol with our operator as well."""
+    """Return a subclass of MXNet's CachedOp that accepts symbols with our operator."""
 
     class CachedOp(plain):
-        """A CachedOp; for a graph of ours it runs the guarded or the compiled form."""
+        """A CachedOp that runs the guarded or the compiled form of our graphs."""
 
         def __init__(self, sym: Any, flags: Sequence[tuple[str, Any]] = ()) -> None:
             graph = graph_json.read(sym)
             self._ours: Any = None
-            # What repeats calls, if anything does.
+            # The object that can repeat calls, if any.
             self.repeatable: DualCachedOp | None = None
-            # One that is partitioned has been guarded before.
+            # A partitioned graph already has guards.
             if graph is None or graph_json.is_partitioned(graph):
                 super().__init__(sym, flags)
                 return
             if graph_json.has_control_flow(graph):
-                # With it MXNet's own operators beside control flow are often wrong as well.
+                # With it MXNet's own operators near control flow are often wrong, too.
                 flags = [flag for flag in flags if flag[0] != "static_shape"]
             with compiled_graphs.ONE_AT_A_TIME:
                 super().__init__(guards.guarded_symbol(graph, sym), flags)
@@ -71,11 +71,11 @@ def _cached_op_class(plain: Any) -> Any:
 
 
 class DualCachedOp:
-    """A CachedOp of a graph of ours: compiled on the CPU, to be trained within `autograd.record()`,
-    and on a GPU outside of it; guarded where that cannot be, where it is monitored, and in other
-    modes.
+    """A CachedOp of one of our graphs. It runs compiled graphs on the CPU (with gradients within
+    `autograd.record()`) and on a GPU outside `autograd.record()`; it runs the guarded graph if
+    compilation fails, under a monitor, and in other modes.
 
-    Compiled ones are made at their first use; with static memory each has its own memory.
+    Compiled graphs are created at first use; with static memory each has its own memory.
     """
 
     def __init__(
@@ -86,26 +86,26 @@ class DualCachedOp:
         self._symbol, self._graph = symbol, graph
         self._names = symbol.list_inputs()
         states = set(symbol.list_auxiliary_states())
-        # What may have a gradient and did not have one the last time that was looked at.
+        # Inputs that may have gradients, but had none at the last check.
         self._without = [n for n, name in enumerate(self._names) if name not in states]
         self._data = {self._names[number] for number in dict(flags).get("data_indices", ())}
         self._flags = [flag for flag in flags if flag[0] not in ("data_indices", "param_indices")]
         self._adds = autograd_state.may_add()
         self._states = [n for n, name in enumerate(self._names) if name in states]
-        # By whether they are on a GPU and whether they are to be trained; `None` if there is none.
+        # By (on a GPU, for training); `None` if compilation failed.
         self._compiled: dict[tuple[bool, bool], _Compiled | None] = {}
         self._last: _Compiled | None = None
         self._is_monitored = False
         taken = compiled_graphs.weights(graph) - self._data
         self._weights = [n for n, name in enumerate(self._names) if name in taken]
-        # Names of what nodes may keep something of.
+        # Names of inputs of which nodes may keep derived data.
         self._kept = compiled_graphs.kept(graph)
-        # What the last call was if a block made it, for `block_calls`.
+        # The last call if a block made it, for `block_calls`.
         self.block_call: Any = None
 
     def can_repeat(self) -> bool:
-        """Whether the last call was of the compiled operator on the CPU outside of
-        `autograd.record()`, and the next one can be with other data."""
+        """Return whether the last call ran the compiled operator on the CPU outside
+        `autograd.record()`, and can be repeated with other data."""
         from mxnet import autograd
 
         if autograd.is_recording() or autograd.is_training() or self._is_monitored:
@@ -117,14 +117,15 @@ class DualCachedOp:
 
     @property
     def held(self) -> HeldCalls | None:
-        """After `can_repeat`: what calls the compiled operator without its small parameters."""
+        """Call after `can_repeat`: return the calls of the compiled operator without small
+        parameters."""
         compiled = self._compiled[_INFERENCE]
         return None if compiled is None else compiled.held
 
     def repeat(self, parameters: Sequence[Any], data: Mapping[int, Any]) -> Any:
-        """After `can_repeat`: a call with the parameters of the last one, each at its place, and
-        `data`, which is on the CPU, at the others."""
-        # Not the last one: another thread may have called another since `can_repeat`.
+        """Call after `can_repeat`: call with the last call's parameters in their positions, and
+        `data`, which is on the CPU, in the others."""
+        # Not the last one used: another thread may have called another since `can_repeat`.
         compiled = self._compiled[_INFERENCE]
         assert compiled is not None
         tries = contextlib.suppress(*compiled_graphs.failures())
@@ -138,19 +139,20 @@ class DualCachedOp:
 
         self.block_call = None
         records = autograd.is_recording()
-        # In other modes a normalisation moves averages without gradients, or has gradients without.
+        # In other modes a normalisation moves averages without gradients, or has gradients without
+        # them.
         usual = records == autograd.is_training() and not self._is_monitored
         compiled, context = None, arrays[0].context
         on_gpu = usual and not records and compiled_operator.runs_on_gpu(context)
         if on_gpu or (usual and context.device_type == "cpu"):
             compiled = self._compiled_for(arrays, records, on_gpu)
         if compiled is not self._last:
-            # Static graphs do not tell MXNet that they will move averages.
-            memory.wait_for_uses(arrays[n] for n in self._states)
+            # Static graphs do not declare to MXNet that they write moving averages.
+            array_memory.wait_for_uses(arrays[n] for n in self._states)
             self._last = compiled
         if compiled is None:
             return self._guarded.__call__(*arrays, **keywords)
-        # An error of an array that it waits for is raised only once: not here to be caught.
+        # MXNet raises an array's error only once, so it must not be caught here.
         compiled.hold(arrays)
         try:
             return compiled.call(*arrays, **keywords)
@@ -158,15 +160,15 @@ class DualCachedOp:
             return self._guarded.__call__(*arrays, **keywords)
 
     def register_hook(self, callback: Any, monitor_all: bool) -> None:
-        """Have a monitor's callback see all nodes but guards."""
+        """Make a monitor's callback see all nodes but guards."""
         self._is_monitored = bool(callback)
         self.block_call = None
         heard = guards.unheard(callback) if callback else callback
         self._guarded._register_op_hook(heard, monitor_all)
 
     def _compiled_for(self, arrays: Sequence[Any], trains: bool, on_gpu: bool) -> _Compiled | None:
-        """The compiled operator, if there is one; tries to make it when it is first needed, and
-        when gradients are wanted that were not before."""
+        """Return the compiled operator, if any; compile it at first use, and again when other
+        gradients are wanted."""
         if trains:
             without = [n for n in self._without if not autograd_state.has_gradient(arrays[n])]
             if len(without) < len(self._without) or self._adds != autograd_state.may_add():
@@ -179,7 +181,7 @@ class DualCachedOp:
                 found = self._compile(arrays, trains, on_gpu)
             self._compiled[key] = found
             if found is not None and not on_gpu:
-                memory.make_plain([arrays[n] for n in self._weights])
+                array_memory.make_plain([arrays[n] for n in self._weights])
         return self._compiled[key]
 
     def _compile(self, arrays: Sequence[Any], trains: bool, on_gpu: bool) -> _Compiled | None:
@@ -190,9 +192,9 @@ class DualCachedOp:
         if trains:
             without = {self._names[number] for number in self._without}
             wanted = set(self._names) - without - set(self._symbol.list_auxiliary_states())
-            # Which gradients are to be added is not known here.
+            # It is unknown which gradients are to be added.
             added = wanted if self._adds else ()
-            compiled = training.compiled(
+            compiled = training_graphs.compiled(
                 self._symbol, self._graph, shapes, wanted, added, only_float32
             )
         else:
@@ -212,9 +214,9 @@ class DualCachedOp:
 
 
 class _Compiled:
-    """How a compiled graph is called, and the owner of what its nodes keep: packed weights, factors
-    and addends. It holds the parameters that these were made of, inputs `kept` of its own last
-    call; `hold` comes before each call."""
+    """A compiled graph and the owner of what its nodes keep: packed weights, factors and addends.
+    It holds the parameters from which these were computed: the inputs `kept` of its last call. Call
+    `hold` before each call."""
 
     def __init__(
         self, op: OrderedOp, owner: Owner | None, kept: list[int], held: HeldCalls | None
@@ -227,7 +229,7 @@ class _Compiled:
     def repeated(
         self, parameters: Sequence[Any], data: Mapping[int, Any]
     ) -> contextlib.AbstractContextManager[Callable[[], list[Any]]]:
-        """What to call with the last call's parameters, each at its place, and `data` at the
+        """Provide a call with the last call's parameters in their positions, and `data` in the
         others. Raises the errors of writes to parameters."""
         call = functools.partial(self.call.repeat, parameters, data)
         if self.held is None:
@@ -235,18 +237,18 @@ class _Compiled:
         return self.held.chosen(parameters, data, call)
 
     def hold(self, given: Sequence[Any]) -> None:
-        """Hold the parameters of the call that comes next. Waits for the last call if they are
-        others: that call may still have to read what it was given."""
+        """Hold the parameters of the next call. If they differ, wait for the last call, which may
+        still read its own."""
         kept = [given[number] for number in self._kept]
         are_others = any(map(operator.is_not, kept, self._given)) or not self._given
         if self._owner is not None and are_others:
-            memory.wait_for_uses(self._given)
+            array_memory.wait_for_uses(self._given)
             self._owner.forget(kept)
         self._given = kept
 
 
 class _ByShapes:
-    """A CachedOp for each shape of the inputs, which a graph's sources depend on."""
+    """One CachedOp per shape of the inputs, for graphs with sources that depend on it."""
 
     def __init__(
         self, plain: Any, symbol: Any, graph: Graph, flags: Sequence[tuple[str, Any]]

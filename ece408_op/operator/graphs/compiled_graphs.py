@@ -1,4 +1,4 @@
-"""Graphs with the compiled operator `ece408_convolution` for ours, for the CPU."""
+"""Graphs on the CPU with the compiled operator `ece408_convolution` in place of ours."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from typing import Any, Callable
 
 from ...errors import Ece408Error
 from .. import compiled_operator
-from ..attributes import ConvAttributes
+from ..conv_attributes import ConvAttributes
 from ..native_handles import KEEPS, Owner
 from . import fusion, graph_json
 from .graph_json import Graph, Node
 
-# What has fewer nodes do what the nodes of a graph do, which it may change.
+# Returns an equivalent graph with fewer nodes; it may change the given one.
 Fuse = Callable[[Graph], Graph]
 
-# Threads that bind one Symbol, or copies of it, or infer its shapes, at the same time corrupt
-# MXNet's memory.
+# MXNet's memory is corrupted if threads bind one Symbol, or copies of it, or infer its shapes, at
+# the same time.
 ONE_AT_A_TIME = threading.RLock()
-# A child has no other threads, and so nobody who would give it back.
+# A forked child has no other threads, so nobody would release it.
 os.register_at_fork(
     before=ONE_AT_A_TIME.acquire,
     after_in_parent=ONE_AT_A_TIME.release,
@@ -30,9 +30,10 @@ os.register_at_fork(
 
 
 def failures() -> tuple[type[Exception], ...]:
-    """The errors of a graph that cannot be compiled, or whose shapes cannot be inferred.
+    """Return the error types of a graph that cannot be compiled, or whose shapes cannot be
+    inferred.
 
-    After one, the Python operator computes, or raises this package's error.
+    After such an error, the Python operator computes, or raises this package's error.
     """
     from mxnet import MXNetError
 
@@ -47,16 +48,18 @@ def compiled(
     gradients: Mapping[int, str] | None = None,
     owner: Owner | None = None,
 ) -> Any:
-    """The graph of `symbol` as a Symbol with `ece408_convolution` for our operator, or `None`.
+    """Return the graph of `symbol` as a Symbol with `ece408_convolution` for our operator, or
+    `None`.
 
-    `fuse`, such as `sequences.fused`, also has nodes of ours compute what follows a convolution;
-    then arguments may come in another order, and moving averages become arguments. `gradients`
-    says by the numbers of our nodes which gradients they compute; all, if it is not given. `owner`,
-    from `owner_of_weights`, owns weights that are kept packed: those that are variables.
+    `fuse`, such as `sequences.fused`, fuses further nodes into ours; arguments may then come in
+    another order, and moving averages become arguments. `gradients` maps our nodes' numbers to the
+    gradients that they compute (default: all). `owner`, from `owner_of_weights`, owns packed
+    weights: of weights that are variables.
 
-    `shapes` are those of the symbol's arguments: MXNet does not tell a library's operator unknown
-    shapes, so they are written to the weights' nodes. Also `None` if a shape is missing, if two
-    inputs have one name, and for control flow, which runs its inner graphs by CachedOps.
+    `shapes` are those of the symbol's arguments: MXNet does not pass unknown shapes to a library's
+    operator, so they are written to the weights' nodes. Also returns `None` if a shape is missing,
+    if two inputs have the same name, and for control flow, which runs its inner graphs by
+    CachedOps.
     """
     inputs = symbol.list_inputs()
     has_loops = graph_json.has_control_flow(graph)
@@ -88,7 +91,7 @@ def compiled(
 
 
 def owner_of_weights(graph: Graph) -> Owner | None:
-    """What owns the packed weights of the graph's convolutions of ours; `None` without the compiled
+    """Create the owner of the packed weights of our convolutions; `None` without the compiled
     operator. Keep it as long as the compiled graph."""
     if compiled_operator.missing() is not None:
         return None
@@ -104,13 +107,13 @@ def _keep_weights(given: Sequence[Node], compiled: Sequence[Node], owner: Owner)
 
 
 def weights(graph: Graph) -> set[str]:
-    """Names of the variables that convolutions of ours and dense layers take besides their data."""
+    """Return the variables that are weights or biases of our convolutions and dense layers."""
     return _parameters(graph, lambda node: graph_json.is_ours(node) or fusion.is_dense(node))
 
 
 def kept(graph: Graph) -> set[str]:
-    """Names of the variables of which nodes may keep something: weights, and what normalisation
-    takes."""
+    """Return the variables of which nodes may keep derived data: weights, and parameters of
+    normalisations."""
     return weights(graph) | _parameters(graph, fusion.is_normalisation)
 
 

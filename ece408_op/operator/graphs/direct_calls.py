@@ -1,6 +1,7 @@
-"""Calls of a graph that is one sequence, past MXNet's CachedOp (kernels/mxnet/direct_calls.cpp).
+"""Direct calls of a graph that is one sequence, without MXNet's CachedOp
+(kernels/mxnet/direct_calls.cpp).
 
-What they return is most often computed by then. MXNet's engine orders them among its operators.
+Most calls return after computing. MXNet's engine orders them among its operators.
 """
 
 from __future__ import annotations
@@ -26,15 +27,15 @@ _NAMES = (
 
 @functools.lru_cache(maxsize=1)
 def mxnet_functions() -> ctypes.Array[ctypes.c_void_p]:
-    """MXNet's functions for the compiled library."""
+    """Return the addresses of MXNet's functions for the compiled library."""
     mxnet = load_mxnet().base._LIB
     found = (ctypes.cast(getattr(mxnet, name), ctypes.c_void_p) for name in _NAMES)
     return (ctypes.c_void_p * len(_NAMES))(*found)
 
 
 class DirectCalls:
-    """Calls of a graph with arrays by the names of its inputs; those named in `data` are others in
-    each call. `held` are what the sequence holds."""
+    """Calls of a graph with arrays by input name; those in `data` change in each call. `held` are
+    the parameters that the sequence holds."""
 
     def __init__(
         self,
@@ -45,7 +46,7 @@ class DirectCalls:
     ) -> None:
         node = next(node for node in graph["nodes"] if node["op"] != "null")
         names = [graph["nodes"][entry[0]]["name"] for entry in node["inputs"]]
-        # Parameters have to outlive the calls.
+        # Parameters must outlive the calls.
         self._parameters = [arrays[name] for name in names if name not in data]
         self._held, self._results = held, len(graph["heads"])
         self._array, self._data = load_mxnet().nd.NDArray, ctypes.c_void_p * len(data)
@@ -65,7 +66,7 @@ class DirectCalls:
 
     @classmethod
     def of(cls, graph: Graph, *given: Any) -> DirectCalls | None:
-        """`None` if the graph is not one sequence, or its arrays are too large."""
+        """Return `None` if the graph is not one sequence, or its arrays are too large."""
         nodes = [number for number, node in enumerate(graph["nodes"]) if node["op"] != "null"]
         is_sequence = graph["nodes"][nodes[0]]["op"] == compiled_operator.SEQUENCE
         heads = [[nodes[0], output, 0] for output in range(len(graph["heads"]))]
@@ -75,10 +76,10 @@ class DirectCalls:
         return found if found._calls else None
 
     def __call__(self, data: Sequence[Any], compared: Sequence[Any]) -> list[Any] | None:
-        """What the graph gives; `None` if the data is of other shapes or somewhere else, what is
-        held has changed, gradients are wanted, or the lists `compared[0]` do not begin with the
-        objects `compared[1]`. Raises `MXNetError`."""
-        # All that can be made before the call is: see `block_calls`.
+        """Return the graph's result; `None` if the data has another shape or device, held
+        parameters have changed, gradients are wanted, or the lists `compared[0]` do not begin with
+        the objects `compared[1]`. Raises `MXNetError`."""
+        # Everything possible is prepared before the call: see `block_calls`.
         results = (ctypes.c_void_p * self._results)()
         handles = [ctypes.c_void_p.from_buffer(results, 8 * n) for n in range(self._results)]
         arrays = [self._array(handle) for handle in handles]

@@ -1,8 +1,8 @@
-"""What MXNet's executors run instead of a graph with our operator.
+"""Executors on graphs with our operator.
 
-An executor without gradients gets the compiled operator, others get the graph as it is. On the CPU,
-while nobody listens to its nodes, other executors run in its place, on the same arrays: to predict
-one with what follows convolutions fused into them, and to train one with compiled gradients.
+An executor without gradients runs the compiled operator; others are bound to the unchanged graph.
+On the CPU, without a monitor, substitute executors on the same arrays run in their place: one with
+fused epilogues for inference, and one with compiled gradients for training.
 """
 
 from __future__ import annotations
@@ -16,22 +16,22 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ...problem import ITEM_BYTES
-from .. import compiled_operator, memory, variables
+from .. import array_memory, compiled_operator, variables
 from ..native_handles import Owner
-from . import compiled_graphs, graph_inference, graph_json, guards, sequences, training
+from . import compiled_graphs, graph_inference, graph_json, guards, sequences, training_graphs
 from .graph_inference import Shapes
 from .graph_json import Graph
 
-# The attribute of an executor of ours on the CPU that holds what may run in its place.
-_SECONDS = "_ece408_seconds"
-# And the one of an executor whose nodes keep weights packed: their owner.
+# Attribute of our executors on the CPU: the substitutes.
+_SUBSTITUTES = "_ece408_substitutes"
+# Attribute of an executor whose nodes keep packed weights: their owner.
 _OWNER = "_ece408_owner"
-# And of each on a graph of ours: what it was bound to.
+# Attribute of each executor on our graphs: its bound arrays.
 _BOUND = "_ece408_bound"
 
 
 class Bound(NamedTuple):
-    """The arrays that an executor was bound to. It uses them whatever its user puts into its lists
+    """The arrays to which an executor was bound. It uses them even if its user changes its lists
     and dictionaries later."""
 
     arguments: list[Any]
@@ -40,12 +40,12 @@ class Bound(NamedTuple):
 
     @classmethod
     def of(cls, executor: Any) -> Bound:
-        """Of an executor that nobody has changed yet."""
+        """Record those of an unchanged executor."""
         gradients = executor.grad_arrays or [None] * len(executor.arg_arrays)
         return cls(list(executor.arg_arrays), list(gradients), list(executor.aux_arrays))
 
     def named(self, symbol: Any) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
-        """The same by the names that `symbol` has for them; gradients without `None`."""
+        """Return them by the names in `symbol`; gradients without `None`."""
         names = symbol.list_arguments()
         wanted = {name: each for name, each in zip(names, self.gradients) if each is not None}
         states = dict(zip(symbol.list_auxiliary_states(), self.states))
@@ -53,7 +53,7 @@ class Bound(NamedTuple):
 
 
 def install(mxnet: Any) -> None:
-    """Have MXNet's executors take their graphs from here."""
+    """Make MXNet's executors use this module."""
     symbol_class = mxnet.symbol.symbol.Symbol
     for name, shapes_of in (("bind", _bound_shapes), ("simple_bind", _inferred_shapes)):
         method = getattr(symbol_class, name)
@@ -69,7 +69,7 @@ def install(mxnet: Any) -> None:
 
 
 def _binding(method: Any, shapes_of: Any) -> Any:
-    """`bind` or `simple_bind` on a graph of ours."""
+    """Wrap `bind` or `simple_bind` for our graphs."""
     signature = inspect.signature(method)
 
     @functools.wraps(method)
@@ -97,7 +97,7 @@ def _binding(method: Any, shapes_of: Any) -> Any:
                 variables.plan_memory_apart()
             executor = method(_for_executors(self, graph), *arguments, **keywords)
             if shapes and _is_on_cpu(given) and _has_floats(self, given):
-                setattr(executor, _SECONDS, _Seconds(is_compiled=False))
+                setattr(executor, _SUBSTITUTES, _Substitutes(is_compiled=False))
         setattr(executor, _BOUND, Bound.of(executor))
         # The symbol that the user knows.
         executor._symbol = self
@@ -115,7 +115,7 @@ def _compiled_executor(
     arguments: tuple[Any, ...],
     keywords: dict[str, Any],
 ) -> Any:
-    """An executor of the compiled graph, or `None` if it cannot be compiled."""
+    """Return an executor of the compiled graph, or `None` if it cannot be compiled."""
     if not shapes or not _only_forward(given) or not _has_floats(symbol, given):
         return None
     try:
@@ -129,37 +129,38 @@ def _compiled_executor(
         return None
     if on_cpu:
         setattr(executor, _OWNER, owner)
-        setattr(executor, _SECONDS, _Seconds(is_compiled=True))
+        setattr(executor, _SUBSTITUTES, _Substitutes(is_compiled=True))
         _make_ready(graph, {**executor.arg_dict, **executor.aux_dict}, owner)
     return executor
 
 
 def _make_ready(graph: Graph, arrays: Mapping[str, Any], owner: Owner | None) -> None:
-    """Undo blocked layouts of weights, which MXNet would undo in each call, and tell the owner of
-    what nodes keep of an executor's arrays which these are. Raises the errors of writes to them."""
-    memory.make_plain([arrays[n] for n in compiled_graphs.weights(graph) & arrays.keys()])
+    """Convert weights in blocked layouts, which MXNet would convert in each call, and tell the
+    owner of the nodes' data which arrays they are. Raises the errors of writes to them."""
+    array_memory.make_plain([arrays[n] for n in compiled_graphs.weights(graph) & arrays.keys()])
     if owner is not None:
         owner.forget([arrays[name] for name in compiled_graphs.kept(graph) & arrays.keys()])
 
 
-class _Seconds:
-    """The executors that run in the place of one, on the same arrays. Each is made when it is first
-    needed, or found not to be possible."""
+class _Substitutes:
+    """The substitutes of an executor, on the same arrays. Each is created at first use, or found to
+    be impossible."""
 
     def __init__(self, is_compiled: bool) -> None:
         self._is_compiled = is_compiled
         self._made: dict[bool, Any] = {}
-        self._owner: Owner | None = None  # of the packed weights of the one that predicts
-        # Which one ran last, if not the executor itself, and whether that was to train.
+        self._owner: Owner | None = None  # of the packed weights of the substitute for inference
+        # The substitute that ran last (`None`: the executor itself), and whether that was for
+        # training.
         self.last: Any = None
         self.was_training = False
 
-    def fresh(self) -> _Seconds:
-        """The same for an executor on other arrays."""
-        return _Seconds(self._is_compiled)
+    def fresh(self) -> _Substitutes:
+        """Return new substitutes for an executor on other arrays."""
+        return _Substitutes(self._is_compiled)
 
     def of(self, executor: Any, is_train: bool) -> Any:
-        """What runs in the place of `executor`, or `None`."""
+        """Return the substitute of `executor`, or `None`."""
         if is_train not in self._made:
             found = None
             with compiled_graphs.ONE_AT_A_TIME, contextlib.suppress(*compiled_graphs.failures()):
@@ -188,7 +189,7 @@ class _Seconds:
             requests = _requests(executor, all_gradients)
             gradients = {name: all_gradients[name] for name in requests}
             added = [name for name, request in requests.items() if request == "add"]
-            found = training.compiled(symbol, graph, shapes, gradients, added, only_float32)
+            found = training_graphs.compiled(symbol, graph, shapes, gradients, added, only_float32)
         elif is_train:
             return None
         else:
@@ -198,7 +199,7 @@ class _Seconds:
         arguments = {name: arrays[name] for name in found.list_arguments()}
         states = {name: arrays[name] for name in found.list_auxiliary_states()}
         second = found.bind(executor._ctx, arguments, gradients, requests, states)
-        # `forward` writes its inputs there, also to arrays that nobody was bound to.
+        # `forward` writes its inputs to this dictionary's arrays, even to unbound ones.
         second._arg_dict = executor.arg_dict
         return second
 
@@ -208,13 +209,13 @@ class _Seconds:
         if plain is None or not only_float32:
             return None if self._is_compiled else plain
         fused = compiled_graphs.compiled(symbol, graph, shapes, sequences.fused, owner=owner)
-        # One that is compiled already may be as good.
+        # A compiled graph may leave nothing to fuse.
         is_plain = self._is_compiled and graph_json.text(fused) == graph_json.text(plain)
         return None if is_plain else fused
 
 
 def _requests(executor: Any, gradients: Mapping[str, Any]) -> dict[str, str]:
-    """What an executor was asked to do with each of these gradients, if anything."""
+    """Return the executor's gradient requests (grad_req) for these gradients, where set."""
     given, names = executor._grad_req, executor._symbol.list_arguments()
     if isinstance(given, str):
         given = dict.fromkeys(names, given)
@@ -225,23 +226,23 @@ def _requests(executor: Any, gradients: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _forwarding(method: Any) -> Any:
-    """`Executor.forward`, by another executor where there is one in its place."""
+    """Wrap `Executor.forward` to use the substitute, if any."""
 
     @functools.wraps(method)
     def forward(self: Any, is_train: bool = False, **inputs: Any) -> Any:
-        seconds = vars(self).get(_SECONDS)
-        if seconds is None:
+        substitutes = vars(self).get(_SUBSTITUTES)
+        if substitutes is None:
             return method(self, is_train, **inputs)
         heard = self._monitor_callback is not None
-        found = None if heard else seconds.of(self, bool(is_train))
-        if found is not seconds.last:
-            # An executor does not tell MXNet that it will move averages.
-            memory.wait_for_uses(getattr(self, _BOUND).states)
-        seconds.last, seconds.was_training = found, bool(is_train)
-        if seconds.last is None:
+        found = None if heard else substitutes.of(self, bool(is_train))
+        if found is not substitutes.last:
+            # An executor does not declare to MXNet that it writes moving averages.
+            array_memory.wait_for_uses(getattr(self, _BOUND).states)
+        substitutes.last, substitutes.was_training = found, bool(is_train)
+        if substitutes.last is None:
             return method(self, is_train, **inputs)
-        # Who has asked for the outputs before holds these arrays.
-        for found, output in zip(method(seconds.last, is_train, **inputs), self.outputs):
+        # Earlier readers of the outputs hold these arrays.
+        for found, output in zip(method(substitutes.last, is_train, **inputs), self.outputs):
             found.copyto(output)
         return self.outputs
 
@@ -249,26 +250,26 @@ def _forwarding(method: Any) -> Any:
 
 
 def _backwarding(forward: Any, method: Any) -> Any:
-    """`Executor.backward`, by the executor that has run forward."""
+    """Wrap `Executor.backward` to use the executor that has run forward."""
 
     @functools.wraps(method)
     def backward(self: Any, out_grads: Any = None, is_train: bool = True) -> Any:
-        seconds = vars(self).get(_SECONDS)
-        if seconds is None or seconds.last is None:
+        substitutes = vars(self).get(_SUBSTITUTES)
+        if substitutes is None or substitutes.last is None:
             return method(self, out_grads, is_train)
-        if seconds.was_training and is_train:
-            return method(seconds.last, out_grads, is_train)
-        # Gradients of what was run to predict, which that one does not have.
-        memory.wait_for_uses(getattr(self, _BOUND).states)
-        seconds.last = None
-        forward(self, seconds.was_training)
+        if substitutes.was_training and is_train:
+            return method(substitutes.last, out_grads, is_train)
+        # Gradients of an inference pass, which the substitute does not have.
+        array_memory.wait_for_uses(getattr(self, _BOUND).states)
+        substitutes.last = None
+        forward(self, substitutes.was_training)
         return method(self, out_grads, is_train)
 
     return backward
 
 
 def _monitoring(method: Any) -> Any:
-    """`Executor.set_monitor_callback` that names what users know: inputs by role, and no guards."""
+    """Wrap `Executor.set_monitor_callback`: report inputs by role, and no guards."""
 
     @functools.wraps(method)
     def set_monitor_callback(self: Any, callback: Any, monitor_all: bool = False) -> None:
@@ -276,7 +277,7 @@ def _monitoring(method: Any) -> Any:
         if graph is None:
             method(self, callback, monitor_all)
             return
-        # An operator of a library has inputs without names.
+        # Inputs of a library's operator have no names.
         roles = {
             f"{node['name']}_input{number}": f"{node['name']}_{role}"
             for node in graph["nodes"]
@@ -294,7 +295,7 @@ def _monitoring(method: Any) -> Any:
 
 
 def _reshaping(method: Any) -> Any:
-    """`Executor.reshape`, which binds the user's graph again if shapes were written into it."""
+    """Wrap `Executor.reshape`: bind the user's graph again if shapes were written into it."""
 
     @functools.wraps(method)
     def reshape(
@@ -304,7 +305,7 @@ def _reshaping(method: Any) -> Any:
 
         owner = vars(self).get(_OWNER)
         if owner is not None:
-            # Each executor has weights of its own, which are there as long as it is.
+            # Each executor has its own weights, which live as long as it does.
             owner.renew()
         try:
             reshaped = method(self, partial_shaping, allow_up_sizing, **shapes)
@@ -313,8 +314,8 @@ def _reshaping(method: Any) -> Any:
                 owner.forget([*reshaped.arg_arrays, *reshaped.aux_arrays])
             if _BOUND in vars(self):
                 setattr(reshaped, _BOUND, Bound.of(reshaped))
-            if _SECONDS in vars(self):
-                setattr(reshaped, _SECONDS, getattr(self, _SECONDS).fresh())
+            if _SUBSTITUTES in vars(self):
+                setattr(reshaped, _SUBSTITUTES, getattr(self, _SUBSTITUTES).fresh())
             return reshaped
         except MXNetError:
             rebound = _rebound(self, partial_shaping, allow_up_sizing, shapes)
@@ -326,7 +327,8 @@ def _reshaping(method: Any) -> Any:
 
 
 def _rebound(executor: Any, partial_shaping: bool, allow_up_sizing: bool, shapes: Shapes) -> Any:
-    """An executor of other shapes with the same arrays where theirs stay; `None` if not allowed."""
+    """Return an executor of other shapes that reuses arrays of unchanged shapes; `None` if not
+    allowed."""
     from mxnet import nd
 
     symbol = executor._symbol
@@ -358,9 +360,9 @@ def _rebound(executor: Any, partial_shaping: bool, allow_up_sizing: bool, shapes
 
 
 def _for_executors(symbol: Any, graph: Graph) -> Any:
-    """The graph as executors run it.
+    """Return the graph for executors.
 
-    Control flow runs the graphs inside it by CachedOps, and around it arrays must be plain.
+    Control flow runs its inner graphs by CachedOps, and its inputs must be plain.
     """
     if graph_json.is_partitioned(graph):
         return symbol
@@ -375,13 +377,13 @@ def _is_on_cpu(given: dict[str, Any]) -> bool:
 
 
 def _is_on_gpu(given: dict[str, Any]) -> bool:
-    """Whether an executor of these arguments is on one GPU that has the compiled operator."""
+    """Return whether an executor of these arguments is on a GPU that has the compiled operator."""
     return compiled_operator.runs_on_gpu(given.get("ctx")) and not given.get("group2ctx")
 
 
 def _only_forward(given: dict[str, Any]) -> bool:
-    """Whether an executor of these arguments has no gradients, and is where there is the compiled
-    operator."""
+    """Return whether an executor of these arguments has no gradients and a device that has the
+    compiled operator."""
     requests = given.get("grad_req", "write")
     requests = requests.values() if isinstance(requests, dict) else requests
     requests = [requests] if isinstance(requests, str) else requests or ()
@@ -391,8 +393,8 @@ def _only_forward(given: dict[str, Any]) -> bool:
 
 
 def _has_floats(symbol: Any, given: dict[str, Any]) -> bool:
-    """Whether our operators have all the types; others fall through to the custom operator, which
-    explains."""
+    """Return whether our operators support all types; otherwise the custom operator runs, and
+    explains the error."""
     if "args" in given:
         return _are_floats(array.dtype for array in _bound_arrays(symbol, given).values())
     return _are_floats((given.get("type_dict") or {}).values())
@@ -403,7 +405,7 @@ def _are_floats(types: Iterable[Any]) -> bool:
 
 
 def _bound_arrays(symbol: Any, given: dict[str, Any]) -> dict[str, Any]:
-    """The arrays that `bind` is given. Raises `TypeError` if one is not an array."""
+    """Return the arrays passed to `bind`. Raises `TypeError` if one is not an array."""
     from mxnet.ndarray import NDArray
 
     args = given["args"]
@@ -414,10 +416,10 @@ def _bound_arrays(symbol: Any, given: dict[str, Any]) -> dict[str, Any]:
 
 
 def _bound_shapes(symbol: Any, given: dict[str, Any]) -> Shapes:
-    """Shapes of the arrays that `bind` is given."""
+    """Return the shapes of the arrays passed to `bind`."""
     return {name: tuple(array.shape) for name, array in _bound_arrays(symbol, given).items()}
 
 
 def _inferred_shapes(symbol: Any, given: dict[str, Any]) -> Shapes:
-    """Shapes of all arguments, inferred from those that `simple_bind` is given."""
+    """Return the shapes of all arguments, inferred from those passed to `simple_bind`."""
     return graph_inference.argument_shapes(symbol, given.get("kwargs", {}))

@@ -1,23 +1,21 @@
-"""Fuses what follows a convolution into it, and what follows that into single nodes.
+"""Fusion of pointwise operators into convolutions, and of other chains into single nodes.
 
-MXNet's BatchNorm, elemwise_add, Activation and clip each read and write a whole array once more,
-and on arrays in plain layout BatchNorm, Concat and Pooling take two to thirty times what they take
-on oneDNN's blocked ones. In a graph that is only run, with moving averages, BatchNorm is a factor
-and an addend for each channel. So a chain of
+MXNet's BatchNorm, elemwise_add, Activation and clip each read and write a whole array, and on
+arrays in plain layout BatchNorm, Concat and Pooling take 2 to 30 times as long as on oneDNN's
+blocked ones. In inference, with moving averages, BatchNorm is a factor and an addend per channel.
+So a chain of
 
     convolution [-> BatchNorm] [-> elemwise_add] [-> relu, Activation relu, or clip]
 
-whose intermediate results have no other use becomes one node of `ece408_convolution`, and a
+whose intermediate results have no other use becomes one `ece408_convolution` node, and a following
 chain of
 
     [Concat of channels] [-> BatchNorm] [-> relu, Activation relu, or clip]
 
-that follows such nodes becomes one of `ece408_concat`, and so does BatchNorm of what the graph is
-given. Pooling of largest values or averages that
-follows any of these becomes a node of `ece408_pool`, and FullyConnected with its bounds one of
-`ece408_dense`. Flatten after one of ours is another shape of its output. Operators that take each
-element by itself may lie between; tanh and sigmoid come after pooling of largest values, and
-Dropout, which does nothing in a graph that is only run, is left out.
+becomes one `ece408_concat` node, as does BatchNorm of a graph's input. Max and average pooling
+after any of these becomes `ece408_pool`, and FullyConnected with its bounds `ece408_dense`. Flatten
+after one of our nodes becomes another output shape. Pointwise operators may come in between; tanh
+and sigmoid move behind max pooling, and Dropout, which does nothing in inference, is removed.
 """
 
 from __future__ import annotations
@@ -25,32 +23,32 @@ from __future__ import annotations
 import struct
 
 from .. import compiled_operator
-from ..attributes import literal
+from ..conv_attributes import literal
 from . import graph_json
 from .graph_json import Entry, Graph, Node
 
-# What a chain begins with; all that leaves its arrays in plain layout; and what does so if it gets
-# them so.
+# Operators that start a chain; operators with results in plain layout; and operators that preserve
+# a plain layout.
 _CHAINED = (compiled_operator.NAME, compiled_operator.CONCAT)
 OURS = (*_CHAINED, compiled_operator.POOL, compiled_operator.DENSE)
 _ELEMENTWISE = (
     *("Activation", "LeakyReLU", "Dropout", "clip"),
     *("relu", "tanh", "sigmoid", "softsign", "hard_sigmoid"),
 )
-# Functions of MXNet's Activation that increase or stay.
+# Monotonic functions of MXNet's Activation.
 _INCREASING = ("relu", "sigmoid", "tanh")
 
 
 def fuse(graph: Graph) -> Graph:
-    """The graph with one node for every such chain; its nodes are changed in place.
+    """Return the graph with one node per chain; its nodes are changed in place.
 
-    A node of which another output than the first is used stays as it is.
+    A node stays if an output other than the first is used.
     """
     return graph_json.without(graph, _chained(graph["nodes"], graph["heads"]))
 
 
 def _chained(nodes: list[Node], heads: list[Entry]) -> list[int]:
-    """For each node the number of the node that now has its output."""
+    """Return for each node the number of the node that now computes its output."""
     entries = [*(entry for node in nodes for entry in node["inputs"]), *heads]
     named = {head[0] for head in heads}
     used = [0] * len(nodes)
@@ -58,7 +56,7 @@ def _chained(nodes: list[Node], heads: list[Entry]) -> list[int]:
         used[number] += 1
     with_several = {number for number, output, *_ in entries if output > 0}
     stands_for = list(range(len(nodes)))
-    plain = [False] * len(nodes)  # of outputs
+    plain = [False] * len(nodes)  # whether outputs have a plain layout
     for number, node in enumerate(nodes):
         if number in with_several:
             continue
@@ -67,12 +65,12 @@ def _chained(nodes: list[Node], heads: list[Entry]) -> list[int]:
             stands_for[number], plain[number] = sources[0], plain[sources[0]]
             used[number] += used[node["inputs"][0][0]] - 1
             continue
-        # If two convolutions are added, the later one adds.
+        # If two convolutions are added, the later one performs the addition.
         for entry in sorted(node["inputs"][:2], reverse=True):
             source = stands_for[entry[0]]
             chained = nodes[source]["op"] in OURS and used[entry[0]] == 1
             if chained and _takes(nodes[source], node, entry, nodes):
-                # In the last one's place and under its name, after all that the chain needs.
+                # In place of the last node and under its name, after all inputs of the chain.
                 nodes[number] = {**nodes[source], "name": node["name"]}
                 stands_for = [number if place == source else place for place in stands_for]
                 break
@@ -86,7 +84,8 @@ def _chained(nodes: list[Node], heads: list[Entry]) -> list[int]:
 
 
 def _takes(ours: Node, node: Node, entry: Entry, nodes: list[Node]) -> bool:
-    """Whether our node, whose output `entry` goes into `node`, has taken over its work."""
+    """Fuse `node`, which reads our node's output `entry`, into our node; return whether that
+    worked."""
     attributes = ours["attrs"]
     place = node["inputs"].index(entry)
     others = [each for number, each in enumerate(node["inputs"]) if number != place]
@@ -115,19 +114,19 @@ def _takes(ours: Node, node: Node, entry: Entry, nodes: list[Node]) -> bool:
 
 
 def _begins(source: Node, node: Node) -> bool:
-    """Whether it normalises what the graph is given, which most often is in plain layout."""
+    """Return whether it normalises a graph's input, which is usually in plain layout."""
     return source["op"] == "null" and is_normalisation(node)
 
 
 def _does_nothing(node: Node) -> bool:
-    """Whether it is a Dropout that hands its first input on in a graph that is only run."""
+    """Return whether it is a Dropout that returns its first input in inference."""
     is_dropout = node["op"] == "Dropout" and node.get("attrs", {}).get("mode") != "always"
     return is_dropout and node["inputs"][0][1] == 0
 
 
 def _replace(node: Node, plain: list[bool]) -> None:
-    """Replace a node that gets arrays in plain layout, and is not fused, by an operator of our own;
-    `plain` says of which inputs that is so."""
+    """Replace an unfused node whose inputs are in plain layout by one of our operators; `plain`
+    says which inputs are."""
     if not any(plain):
         return
     pooling = window(node)
@@ -145,11 +144,11 @@ def _replace(node: Node, plain: list[bool]) -> None:
 
 
 def pool_first(nodes: list[Node], before: int, number: int) -> None:
-    """Swap `ece408_pool` of largest values, if that is node `number`, and the function before it,
+    """Swap max pooling by `ece408_pool`, if that is node `number`, and the function before it,
     whose result has no other use.
 
-    An increasing function has the largest result for the largest element, and after pooling it has
-    fewer elements. MXNet's tanh decreases at 3196 of all floats, by its last bit.
+    A monotonic function commutes with max pooling, which leaves it fewer elements. MXNet's tanh
+    decreases at 3196 of all floats, by its last bit.
     """
     function, pool = nodes[before], nodes[number]
     is_pool = pool["op"] == compiled_operator.POOL and pool["attrs"]["window"].startswith("1")
@@ -163,12 +162,13 @@ def made(attributes: dict[str, str]) -> dict[str, str]:
 
 
 def bits(kind: str, value: float) -> int:
-    """The bits of a number of `struct`'s kind, "f" or "d", as the compiled operators read them."""
+    """Return the bits of a number of `struct`'s kind "f" or "d", as the compiled operators read
+    them."""
     return int.from_bytes(struct.pack(f"<{kind}", value), "little")
 
 
 def window(node: Node) -> str | None:
-    """The attributes of `ece408_pool` for a Pooling node, or `None` if it cannot compute that."""
+    """Return the attributes of `ece408_pool` for a Pooling node, or `None` if it is unsupported."""
     given = node.get("attrs", {})
     kind, border = given.get("pool_type", "max"), given.get("pooling_convention", "valid")
     is_global = flag(given, "global_pool", False)
@@ -190,13 +190,13 @@ def window(node: Node) -> str | None:
 
 
 def _pair(text: str, default: int) -> tuple[int, int] | None:
-    """Two numbers, or the default if none is given; `None` for any other count."""
+    """Return two numbers, or the default if none is given; `None` for any other count."""
     numbers = literal(text) or (default, default)
     return (numbers[0], numbers[1]) if len(numbers) == 2 else None
 
 
 def is_dense(node: Node) -> bool:
-    """Whether it is a FullyConnected that takes each image as one row."""
+    """Return whether it is a FullyConnected that treats each image as one row."""
     return node["op"] == "FullyConnected" and flag(node["attrs"], "flatten", True)
 
 
@@ -207,7 +207,7 @@ def is_normalisation(node: Node) -> bool:
 
 
 def normalisation(node: Node) -> str:
-    """Whether gamma is used, and epsilon."""
+    """Return whether gamma is used, and epsilon."""
     given = node.get("attrs", {})
     epsilon = bits("d", float(given.get("eps", 1e-3)))
     return f"{int(not flag(given, 'fix_gamma', True))} {epsilon}"
@@ -219,7 +219,8 @@ def flag(attributes: dict[str, str], name: str, default: bool) -> bool:
 
 
 def bounds_of(node: Node) -> tuple[float, float] | None:
-    """The bounds of relu or clip. MXNet's clip with others, out of order or NaN, is not fused."""
+    """Return the bounds of relu or clip. A clip whose bounds are out of order or NaN is not
+    fused."""
     given = node.get("attrs", {})
     activation = node["op"] == "Activation" and given.get("act_type") == "relu"
     if activation or node["op"] == "relu":

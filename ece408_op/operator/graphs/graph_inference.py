@@ -1,9 +1,9 @@
-"""Shapes and types of graphs with our operator, inferred as with MXNet's own convolution.
+"""Inference of shapes and types of graphs with our operator, as complete as with MXNet's own.
 
-MXNet does not tell a custom operator its output's shape. Its own Convolution also infers inputs
-from the output: the batch of a recurrent cell's first state, for example, follows from the array
-its convolution is added to. So the shapes that our operator leaves unknown are inferred in the same
-graph with MXNet's Convolution.
+MXNet does not pass a custom operator its output's shape. Its own Convolution also infers inputs
+from the output: for example, the batch of a recurrent cell's first state follows from the array
+that is added to its convolution. So shapes that our operator leaves unknown are inferred in the
+same graph with MXNet's Convolution.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import functools
 from collections.abc import Iterable, Mapping
 from typing import Any, Callable
 
-from ..attributes import literal
+from ..conv_attributes import literal
 from . import compiled_graphs, graph_json
 from .graph_json import Graph, Node
 
@@ -27,11 +27,12 @@ def install(mxnet: Any) -> None:
 
 
 def _completing(method: Any, merged: Callable[[Any, Any], Any]) -> Any:
-    """`method`, which gives lists for arguments, outputs and auxiliary states, or `None` thrice."""
+    """Wrap `method`, which returns lists for arguments, outputs and auxiliary states, or `None`
+    thrice."""
 
     @functools.wraps(method)
     def infer(self: Any, partial: bool, *arguments: Any, **keywords: Any) -> Any:
-        # MXNet has one place for the shapes that an operator in Python gives for a node.
+        # MXNet has a single buffer for the shapes that a Python operator returns.
         with compiled_graphs.ONE_AT_A_TIME:
             return complete(self, partial, arguments, keywords)
 
@@ -52,7 +53,7 @@ def _completing(method: Any, merged: Callable[[Any, Any], Any]) -> Any:
 
 
 def _is_known(found: Any) -> bool:
-    """Whether a type, or a whole shape, is known."""
+    """Return whether a type, or a whole shape, is known."""
     return found is not None and (not isinstance(found, tuple) or all(size > 0 for size in found))
 
 
@@ -67,25 +68,27 @@ def _merged_type(ours: Any, its: Any) -> Any:
 
 
 def argument_shapes(symbol: Any, shapes: Shapes) -> dict[str, tuple[int, ...]]:
-    """Shapes of the arguments as far as they follow from some, all of inputs.
+    """Return the shapes of arguments that follow from given ones; all, given those of the inputs.
 
     Raises `MXNetError` or `TypeError` for shapes that contradict each other.
     """
-    # Unlike `infer_shape` it prints nothing and warns of nothing.
+    # Unlike `infer_shape` it prints nothing and does not warn.
     found, _, _ = symbol.infer_shape_partial(**shapes)
     named = zip(symbol.list_arguments(), found)
     return {name: shape for name, shape in named if shape and _is_known(shape)}
 
 
 def has_open_sources(graph: Graph) -> bool:
-    """Whether a node without inputs, such as zeros, takes its shape from the rest of the graph."""
+    """Return whether a node without inputs, such as zeros, takes its shape from the rest of the
+    graph."""
     return any(map(_is_open_source, graph["nodes"]))
 
 
 def with_known_sources(symbol: Any, graph: Graph, shapes: Shapes) -> Graph:
-    """The graph of `symbol` with such nodes' shapes as they follow from those of the inputs.
+    """Return the graph of `symbol` with the shapes of such nodes inferred from those of the inputs.
 
-    MXNet infers them as it makes an executor or runs a CachedOp, where our operator cannot help.
+    MXNet infers them when it creates an executor or runs a CachedOp, where our operator cannot
+    help.
     """
     nodes = graph["nodes"]
     numbers = [number for number, node in enumerate(nodes) if _is_open_source(node)]

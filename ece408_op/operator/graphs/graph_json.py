@@ -1,7 +1,7 @@
-"""Reads and writes a network's JSON as MXNet writes it, and finds our operator in it.
+"""Reader and writer of MXNet's JSON graphs; recognition of our operator.
 
-An edge is an entry (node, output, version): the number of a node before, and which of its outputs.
-Control flow (`foreach`, `while_loop`, `cond`) has graphs of its own inside its nodes.
+An edge is an entry (node, output, version): an earlier node's number, and the number of its output.
+Nodes of control flow (`foreach`, `while_loop`, `cond`) contain graphs.
 """
 
 from __future__ import annotations
@@ -11,19 +11,19 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Union
 
-from ..attributes import mxnet_attributes
+from ..conv_attributes import mxnet_attributes
 
 OP_TYPE = "ece408_conv"
 PART = "ece408_network"
 Node = dict[str, Any]
 Entry = list[int]
 Graph = dict[str, Any]
-# The node that now has another node's outputs, or, if they are split, an entry for each output.
+# The node with another node's outputs, or an entry per output if several nodes have them.
 Place = Union[int, list[Entry]]
 
 
 def read(symbol: Any) -> Graph | None:
-    """The graph of a Symbol that has our operator at any depth, but in a part, else `None`."""
+    """Return a Symbol's graph if it has our operator at any depth outside parts, else `None`."""
     found = text(symbol)
     if f'"{OP_TYPE}"' not in found:
         return None
@@ -32,7 +32,7 @@ def read(symbol: Any) -> Graph | None:
 
 
 def text(symbol: Any) -> str:
-    """What `symbol.tojson()` gives. That never frees its copy of the symbol."""
+    """Return what `symbol.tojson()` returns, without its memory leak."""
     from mxnet.base import _LIB, SymbolHandle, check_call
     from mxnet.symbol import Symbol
 
@@ -50,7 +50,7 @@ def _has_ours(graph: Graph) -> bool:
 
 
 def write(graph: Graph, like: Any) -> Any:
-    """The graph as a Symbol, of MXNet's NumPy interface if `like` is."""
+    """Return the graph as a Symbol, of MXNet's NumPy interface if `like` is."""
     from mxnet.symbol import load_json
     from mxnet.symbol.numpy import _Symbol
 
@@ -59,7 +59,7 @@ def write(graph: Graph, like: Any) -> Any:
 
 
 def is_part(node: Node) -> bool:
-    """Whether the node holds a part of a graph for the GPU (see `parts`)."""
+    """Return whether the node contains a part of a graph for the GPU (see `parts`)."""
     return bool(node["op"] == PART)
 
 
@@ -68,25 +68,25 @@ def is_ours(node: Node) -> bool:
 
 
 def as_ours(node: Node, attributes: Mapping[str, str], **own: str | None) -> Node:
-    """The node as one of ours, its name the layer's; attributes that are `None` are left out."""
+    """Return the node as one of ours, named as the layer; attributes of `None` are omitted."""
     given = {**attributes, "op_type": OP_TYPE, "layer": node["name"], **own}
     attrs = {key: text for key, text in given.items() if text is not None}
     return {**node, "op": "Custom", "attrs": attrs}
 
 
 def own_attributes(node: Node) -> dict[str, str]:
-    """The attributes of a node of ours except the operator's name."""
+    """Return the attributes of a node of ours except the operator's name."""
     return {key: text for key, text in node["attrs"].items() if key != "op_type"}
 
 
 def follow(entry: Entry, moved: Sequence[Place]) -> Entry:
-    """The entry where `moved[n]` is the place of the outputs of node n."""
+    """Return the entry's new place; `moved[n]` is the place of the outputs of node n."""
     place = moved[entry[0]]
     return [place, *entry[1:]] if isinstance(place, int) else place[entry[1]]
 
 
 def inputs_moved(node: Node, moved: Sequence[Place]) -> Node:
-    """The node with its inputs followed."""
+    """Return the node with its inputs at their new places."""
     node = {**node, "inputs": [follow(entry, moved) for entry in node["inputs"]]}
     if "control_deps" in node:
         node["control_deps"] = [follow([dep, 0], moved)[0] for dep in node["control_deps"]]
@@ -94,7 +94,7 @@ def inputs_moved(node: Node, moved: Sequence[Place]) -> Node:
 
 
 def rebuilt(graph: Graph, nodes: list[Node], moved: Sequence[Place]) -> Graph:
-    """The graph with other nodes, whose inputs are followed already."""
+    """Return the graph with other nodes, whose inputs are already updated."""
     result = {
         **graph,
         "nodes": nodes,
@@ -106,10 +106,10 @@ def rebuilt(graph: Graph, nodes: list[Node], moved: Sequence[Place]) -> Graph:
 
 
 def without(graph: Graph, stands_for: Sequence[int]) -> Graph:
-    """The graph without nodes that another node replaces.
+    """Return the graph without nodes that another node replaces.
 
-    `stands_for[n]` is the node that has the outputs of node n, often the same, and comes before
-    everything that uses them.
+    `stands_for[n]` is the node with the outputs of node n, often n itself; it comes before all
+    their users.
     """
     kept = [number for number, place in enumerate(stands_for) if place == number]
     numbers = {number: place for place, number in enumerate(kept)}
@@ -119,14 +119,15 @@ def without(graph: Graph, stands_for: Sequence[int]) -> Graph:
 
 
 def inside(node: Node, change: Callable[[Graph], Graph]) -> Node:
-    """The node with the graphs inside it changed, unless it is a part."""
+    """Return the node with its inner graphs changed, unless it is a part."""
     if "subgraphs" not in node or is_part(node):
         return node
     return {**node, "subgraphs": [change(graph) for graph in node["subgraphs"]]}
 
 
 def is_control_flow(node: Node) -> bool:
-    """Whether the node is a loop or a choice; other nodes with graphs inside are partitions."""
+    """Return whether the node is a loop or a choice; other nodes with inner graphs are
+    partitions."""
     return node["op"] in ("_foreach", "_while_loop", "_cond")
 
 
@@ -135,12 +136,13 @@ def has_control_flow(graph: Graph) -> bool:
 
 
 def is_partitioned(graph: Graph) -> bool:
-    """Whether MXNet has made parts of the graph into nodes that it writes but cannot read again."""
+    """Return whether MXNet has partitioned the graph into nodes that it writes but cannot read
+    again."""
     return any(node["op"] == "_CachedOp" for node in graph["nodes"])
 
 
 def with_native(graph: Graph) -> Graph:
-    """The graph with MXNet's Convolution for our operator, at any depth; names stay."""
+    """Return the graph with MXNet's Convolution for our operator, at any depth; names stay."""
 
     def native(node: Node) -> Node:
         node = inside(node, with_native)

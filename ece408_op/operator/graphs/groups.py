@@ -1,4 +1,4 @@
-"""Groups of a graph's nodes that can be one node each, and such a node in the place of each."""
+"""Grouping of a graph's nodes, and replacement of each group by one node."""
 
 from __future__ import annotations
 
@@ -8,12 +8,13 @@ from graphlib import TopologicalSorter
 from . import graph_json
 from .graph_json import Entry, Graph, Node
 
-# A group's node, of the numbers of its nodes in ascending order, and the entries that it gives.
+# Makes a group's node from its nodes' numbers in ascending order, and the entries that it outputs.
 Make = Callable[[Sequence[int], Sequence[Entry]], Node]
 
 
 def by_level(graph: Graph, goes: Sequence[bool]) -> list[list[int]]:
-    """The nodes that go, by their numbers, in as few groups as can be one node each."""
+    """Return the selected nodes' numbers in the smallest number of groups that can each be one
+    node."""
     found: dict[int, list[int]] = {}
     for number, level in enumerate(_levels(graph, goes)):
         if goes[number]:
@@ -22,11 +23,10 @@ def by_level(graph: Graph, goes: Sequence[bool]) -> list[list[int]]:
 
 
 def _levels(graph: Graph, goes: Sequence[bool]) -> list[int]:
-    """A number for each node, so that all nodes that go and have the same one can be one node.
+    """Return a level per node, so that all selected nodes of one level can be one node.
 
-    No way from one of them to another leads past a node that does not go. There are as few numbers
-    on any way as possible, and a node has the one of what uses it rather than an earlier one.
-    Variables have the number 0 and are in no group.
+    No path between them contains an unselected node. Paths have as few levels as possible, and a
+    node prefers its users' level to an earlier one. Variables have level 0 and are in no group.
     """
     nodes = graph["nodes"]
 
@@ -50,15 +50,15 @@ def _levels(graph: Graph, goes: Sequence[bool]) -> list[int]:
 
 
 def replaced(graph: Graph, groups: Sequence[Sequence[int]], make: Make) -> Graph:
-    """The graph with one node for each group of its nodes, the numbers in ascending order.
+    """Return the graph with one node per group; numbers in a group are ascending.
 
-    No way from a node of a group to another may lead past a node that is not of it.
+    No path between two nodes of a group may contain a node outside the group.
     """
     nodes = graph["nodes"]
     group_of = {number: place for place, group in enumerate(groups) for number in group}
     given = outputs(graph, groups)
     made = [make(group, given_out) for group, given_out in zip(groups, given)]
-    # Nodes by their old numbers, and groups by those from `first` on.
+    # Nodes by their old numbers, and groups by numbers from `first` on.
     first = len(nodes)
 
     def moved(entry: Entry) -> Entry:
@@ -76,7 +76,7 @@ def replaced(graph: Graph, groups: Sequence[Sequence[int]], make: Make) -> Graph
 
 
 def outputs(graph: Graph, groups: Sequence[Sequence[int]]) -> list[list[Entry]]:
-    """Of each group of nodes the arrays that are used outside of it, once each."""
+    """Return for each group the arrays that are used outside it, once each."""
     group_of = {number: place for place, group in enumerate(groups) for number in group}
     found: list[dict[tuple[int, int], None]] = [{} for _ in groups]
     for entry, user, _ in uses(graph):
@@ -87,15 +87,16 @@ def outputs(graph: Graph, groups: Sequence[Sequence[int]]) -> list[list[Entry]]:
 
 
 def uses(graph: Graph) -> Iterator[tuple[Entry, int, int]]:
-    """Every use of an array, the node that uses it, or -1 for whoever runs the graph, and its place
-    among what that takes."""
+    """Yield every use of an array: the entry, the node that uses it (-1: a graph output), and its
+    position among that node's inputs."""
     for number, node in enumerate(graph["nodes"]):
         yield from ((entry, number, place) for place, entry in enumerate(node["inputs"]))
     yield from ((head, -1, place) for place, head in enumerate(graph["heads"]))
 
 
 def in_order(graph: Graph, every: Mapping[int, Node]) -> Graph:
-    """The graph of these nodes, by numbers that their inputs name, each after what it takes."""
+    """Return the graph of these nodes in topological order; inputs refer to the numbers in
+    `every`."""
     sorter = TopologicalSorter(
         {number: [e[0] for e in node["inputs"]] for number, node in every.items()}
     )

@@ -1,14 +1,14 @@
-"""Guards against MXNet handing our operator memory that it has already freed.
+"""Guards against MXNet passing our operator memory that it has already freed.
 
-On the CPU, oneDNN's operators leave their results, and weights they have used, in blocked
-layouts. MXNet 1.9 gives a custom operator a temporary plain copy of such an array and frees the
-copy before the operator, on a thread of its own, reads it: silent wrong results, in the forward
-pass through data and weight, in the backward pass through the gradient of the output. Imperative
-code and a CachedOp do it, even a static one; an executor does not.
+On the CPU, oneDNN's operators leave their results, and weights they have used, in blocked layouts.
+MXNet 1.9 gives a custom operator a temporary plain copy of such an array and frees the copy before
+the operator, on a thread of its own, reads it: silent wrong results, in the forward pass through
+data and weight, in the backward pass through the gradient of the output. Imperative code and a
+CachedOp do it, even a static one; an executor does not.
 
-Guards are operators of MXNet that return their input and compute on plain arrays, and so convert
-what they read. No graph that users see has any: they are put around our operator as a CachedOp is
-made (see `cached_ops`), and around calls on NDArrays (see `convolution`).
+Guards are MXNet operators that return their input and compute on plain arrays, so they convert what
+they read. Users' graphs have none: they are inserted around our operator when a CachedOp is created
+(see `cached_ops`), and in calls on NDArrays (see `convolution`).
 """
 
 from __future__ import annotations
@@ -32,17 +32,17 @@ from .graph_json import (
 )
 
 _INFINITY = float("inf")
-# What the names of guards in a graph end with.
+# Suffix of guards' names in a graph.
 _SUFFIX = "__ece408_plain"
 # Guards in a graph, with attributes that make each the identity.
 _OPERATORS = {
-    # Converts where identity and multiplication by 1 hand the blocked layout on. Does not copy an
-    # array that is plain already.
+    # Converts, unlike identity and multiplication by 1, which preserve the blocked layout. Does not
+    # copy an array that is already plain.
     "reshape": {"shape": "(-2,)"},
-    # Never works in place. Its gradient is always plain, where that of operators that may work in
-    # place (reshape, identity, cast) is left in blocked layout by a CachedOp.
+    # Never works in place. Its gradient is always plain; a CachedOp leaves the gradient of
+    # operators that may work in place (reshape, identity, cast) in blocked layout.
     "clip": {"a_min": "-inf", "a_max": "inf"},
-    # Copies several times faster than clip. It may work in place and then hands on the layout of
+    # Copies several times faster than clip. It may work in place and then preserves the layout of
     # another operator's result, but NDArrays and a graph's variables are never overwritten.
     "_contrib_gradientmultiplier": {"scalar": "1.0"},
     # Always copies, backward as well.
@@ -51,27 +51,27 @@ _OPERATORS = {
 
 
 def plain_data(nd: Any, array: Any) -> Any:
-    """The same NDArray's values in plain layout; `nd` is `mx.nd`."""
+    """Return the NDArray's values in plain layout; `nd` is `mx.nd`."""
     return nd.reshape(array, shape=(-2,))
 
 
 def plain_parameter(nd: Any, array: Any) -> Any:
-    """The same NDArray's values in plain layout, always copied."""
+    """Return the NDArray's values in plain layout, always copied."""
     return nd.contrib.gradientmultiplier(array, scalar=1.0)
 
 
 def plain_gradient(nd: Any, array: Any) -> Any:
-    """The same NDArray's values, by an operator whose gradient is always in plain layout."""
+    """Return the NDArray's values, by an operator whose gradient is always in plain layout."""
     return nd.clip(array, a_min=-_INFINITY, a_max=_INFINITY)
 
 
 def is_guard(name: Any) -> bool:
-    """Whether a node, or an output of a node, of this name is a guard's."""
+    """Return whether a node, or an output of a node, of this name is a guard's."""
     return _SUFFIX in str(name)
 
 
 def unheard(callback: Callable[..., None]) -> Callable[..., None]:
-    """A monitor's callback, whose first argument is a name, that guards do not call."""
+    """Wrap a monitor's callback, whose first argument is a name, so that it ignores guards."""
 
     def heard(name: Any, *others: Any) -> None:
         if not is_guard(name):
@@ -81,22 +81,22 @@ def unheard(callback: Callable[..., None]) -> Callable[..., None]:
 
 
 def guarded_symbol(graph: Graph, like: Any, of_data: str = "reshape") -> Any:
-    """The Symbol with guards, for a CachedOp."""
+    """Return the Symbol with guards, for a CachedOp."""
     if has_control_flow(graph):
         variables.plan_memory_apart()
     return write(guarded(graph, of_data=of_data), like)
 
 
 def guarded(graph: Graph, of_data: str = "reshape") -> Graph:
-    """The graph with guards around our operator, at any depth, as a CachedOp needs them.
+    """Return the graph with guards around our operator, at any depth, as a CachedOp needs them.
 
-    `of_data` is the guard of data: "reshape", or "clip" where shapes may become known late:
-    reshape takes an unknown shape for that of a scalar.
+    `of_data` is the guard of data: "reshape", or "clip" if shapes may become known late: reshape
+    treats an unknown shape as that of a scalar.
 
     An executor needs none: it keeps the plain copy of a blocked array as long as it lives. Nor does
-    `ece408_convolution`, which MXNet hands arrays as it does to operators of its own. A CachedOp
-    needs them even with static memory and static shapes: a convolution of ours before a transposed
-    one was wrong in 11 of 60 nets.
+    `ece408_convolution`, which receives arrays like MXNet's own operators. A CachedOp needs them
+    even with static memory and static shapes: a convolution of ours before a transposed one was
+    wrong in 11 of 60 nets.
     """
     nodes: list[Node] = []
     moved: list[Place] = []
@@ -116,7 +116,7 @@ def guarded(graph: Graph, of_data: str = "reshape") -> Graph:
         # Already guarded. (The output of another operator of ours is a guard, too.)
         if nodes[node["inputs"][0][0]]["name"] == f"{name}_data{_SUFFIX}":
             return add(node)
-        # Such as the context group, or MXNet's own marks of a loop's body.
+        # Such as the context group, or MXNet's marks of a loop's body.
         of_mxnet = {k: v for k, v in node["attrs"].items() if k.startswith("__")}
         data, *parameters = node["inputs"]
         inputs = [guard(of_data, data, f"{name}_data", of_mxnet)]
@@ -127,8 +127,8 @@ def guarded(graph: Graph, of_data: str = "reshape") -> Graph:
         return guard("clip", [add({**node, "inputs": inputs}), 0, 0], name, of_mxnet)[0]
 
     def add_control_flow(node: Node) -> Place:
-        """MXNet runs it as soon as it is reached, and takes slices of arrays that are in flight;
-        so these must be plain from the beginning. Variables are, and what has no inputs."""
+        """MXNet runs it immediately, and takes slices of arrays before they are computed; so these
+        must be plain from the beginning. Variables and nodes without inputs are."""
         name = node["name"]
         if f"{name}_out0{_SUFFIX}" in names:
             return add(node)

@@ -1,12 +1,12 @@
-"""Calls of compiled graphs that are not given their small parameters: sequences hold copies.
+"""Calls of compiled graphs without their small parameters, of which sequences hold copies.
 
-MXNet takes one to two microseconds for each array that a call is given. For the 267 parameters of
-mobilenetv2_1.0 that is a sixth of the time that one image takes.
+MXNet takes 1 to 2 us per array in a call. For the 267 parameters of mobilenetv2_1.0 that is a sixth
+of the time of one image.
 
-A graph with sequences is there in two more forms. A call of the holding form does what the graph
-does, and copies small parameters. The held form does not take them. It is called while they are the
-same arrays with as many writes, which one function in C asks of all of them. If it is a sequence
-and nothing else, that function calls it as well (see `direct_calls`).
+A graph with sequences has two more forms. The holding form computes the graph and copies small
+parameters. The held form does not take them. It is called as long as they are the same arrays with
+unchanged write counts, which one C function checks. If the graph is a single sequence, that
+function also calls it (see `direct_calls`).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import threading
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any, Callable
 
-from .. import compiled_operator, memory
+from .. import array_memory, compiled_operator
 from ..loading import load_mxnet
 from ..native_handles import Owner, are_foreign, library
 from . import graph_json, groups
@@ -28,21 +28,22 @@ from .direct_calls import DirectCalls, mxnet_functions
 from .graph_json import Graph, Node
 from .permuted_cached_op import Flags, OrderedOp, handles_of
 
-# An input of the held form that nobody reads. Who waits for its uses waits for every call.
+# An unused input of the held form. Waiting for its uses waits for all calls.
 _UNREAD = f"unread_{compiled_operator.KEY}"
-# As many are also compared where MXNet's count of writes says nothing (array_versions.h).
+# Up to this size parameters are also compared, for writes that MXNet does not count
+# (array_versions.h).
 _MOST_FLOATS = 1 << 14
-# Calls with all parameters before one that holds: at first, and at most after parameters have
-# changed time and again.
+# Calls with all parameters before one that holds: the initial number, and the maximum after
+# repeated changes of parameters.
 _FEWEST, _MOST = 4, 1024
 
 Call = Callable[[], Any]
 
 
 class HeldCalls:
-    """The two forms of a compiled symbol, whose inputs have these `names` in the order of calls.
-    `data` names those that are others in each call; others are held if there are `floats` of
-    them, by names, and these are few."""
+    """The two forms of a compiled symbol; `names` are its inputs in call order. Those in `data`
+    change in each call; others are held if their number of elements, in `floats` by name, is
+    small."""
 
     def __init__(
         self,
@@ -61,18 +62,18 @@ class HeldCalls:
         self._lock = threading.Lock()
         self._unread = load_mxnet().nd.zeros(1, ctx=load_mxnet().cpu())
         self._parameters: Sequence[Any] = ()
-        # What the held form is given; the handles of what it is not.
+        # Inputs of the held form; handles of the held parameters.
         self._given: Sequence[Any] = ()
         self._handles: list[Any] = []
         self._direct: DirectCalls | None = None
-        # Of the data that the held form may be called with.
+        # Shapes of the data for which the held form is valid.
         self._shapes: list[tuple[int, ...]] | None = None
         self._calls, self._pause = 0, _FEWEST
         self._left: float = _FEWEST
 
     @classmethod
     def of(cls, plain: Any, symbol: Any, *given: Any) -> HeldCalls | None:
-        """`None` if the graph has no sequence, or MXNet's counts of writes cannot be read."""
+        """Return `None` if the graph has no sequence, or MXNet's write counts cannot be read."""
         has_sequence = f'"{compiled_operator.SEQUENCE}"' in graph_json.text(symbol)
         return cls(plain, symbol, *given) if has_sequence and _counts_writes() else None
 
@@ -80,10 +81,10 @@ class HeldCalls:
     def chosen(
         self, parameters: Sequence[Any], data: Mapping[int, Any], otherwise: Call
     ) -> Iterator[Call]:
-        """What to call with `parameters`, each at its place, and `data` at the others: a form, or
-        `otherwise`, which is the graph itself. Raises the errors of writes to parameters.
+        """Provide the form to call with `parameters` in their positions, and `data` in the others;
+        `otherwise` calls the graph itself. Raises the errors of writes to parameters.
 
-        `parameters` is the same object as long as its arrays are the same.
+        `parameters` must be the same object as long as its arrays are the same.
         """
         # Another thread may be calling, or may have been when the process was forked.
         if not self._lock.acquire(blocking=False):
@@ -97,10 +98,10 @@ class HeldCalls:
     def directly(
         self, parameters: Sequence[Any], data: Sequence[Any], compared: Sequence[Any]
     ) -> list[Any] | None:
-        """What the held form gives, past MXNet's CachedOp; `None` if that cannot be.
+        """Return the held form's result without MXNet's CachedOp; `None` if that is impossible.
 
-        `parameters` are `chosen`'s, with `data` at the other places; `compared` are lists that
-        must begin with these objects. Raises the errors of writes to parameters and data.
+        `parameters` are `chosen`'s, with `data` in the other positions; the lists in `compared`
+        must begin with the objects in it. Raises the errors of writes to parameters and data.
         """
         direct = self._direct
         if direct is None or not self._lock.acquire(False):
@@ -140,13 +141,13 @@ class HeldCalls:
         return True
 
     def _end(self) -> None:
-        """Parameters have changed. Waits for calls of the held form."""
+        """Handle changed parameters; wait for calls of the held form."""
         if self._shapes is not None:
-            memory.wait_for_uses([self._unread])
+            array_memory.wait_for_uses([self._unread])
             self._shapes = self._direct = None
 
     def _hold(self, data: Mapping[int, Any], shapes: list[tuple[int, ...]]) -> list[Any]:
-        """Call the form that holds, and wait until it has."""
+        """Call the holding form, and wait until it has copied the parameters."""
         self._end()
         self._left = math.inf  # if this fails
         arrays = [data.get(place, each) for place, each in enumerate(self._parameters)]
@@ -168,7 +169,7 @@ class HeldCalls:
 
     @functools.cached_property
     def _holding_op(self) -> OrderedOp:
-        # Without memory of its own for what is computed: it is seldom called.
+        # Without static memory: it is seldom called.
         return self._op(_holding, [flag for flag in self._flags if "static" not in flag[0]])
 
     @functools.cached_property
@@ -188,7 +189,7 @@ def _sequences(graph: Graph) -> list[Node]:
 
 
 def _places(graph: Graph, node: Node, names: Collection[str]) -> list[int]:
-    """Which of a sequence's inputs are variables of these names."""
+    """Return which of a sequence's inputs are variables of these names."""
     sources = [graph["nodes"][entry[0]] for entry in node["inputs"]]
     return [
         place
@@ -198,7 +199,7 @@ def _places(graph: Graph, node: Node, names: Collection[str]) -> list[int]:
 
 
 def _taken_by_sequences(graph: Graph, small: Collection[str]) -> list[list[str]]:
-    """Of each sequence with small parameters the names of these."""
+    """Return the names of the small parameters of each sequence that has any."""
     taken = [
         [graph["nodes"][node["inputs"][place][0]]["name"] for place in _places(graph, node, small)]
         for node in _sequences(graph)
@@ -207,7 +208,7 @@ def _taken_by_sequences(graph: Graph, small: Collection[str]) -> list[list[str]]
 
 
 def _holding(graph: Graph, small: Collection[str], owners: Sequence[str]) -> Graph:
-    """The graph, changed in place, whose sequences hold their small parameters."""
+    """Return the graph, changed in place, with sequences that hold their small parameters."""
     rest = iter(owners)
     for node in _sequences(graph):
         places = _places(graph, node, small)
@@ -217,7 +218,7 @@ def _holding(graph: Graph, small: Collection[str], owners: Sequence[str]) -> Gra
 
 
 def _held(graph: Graph, small: Collection[str], owners: Sequence[str]) -> Graph:
-    """The graph whose sequences are not given their small parameters."""
+    """Return the graph with sequences that do not take their small parameters."""
     every = dict(enumerate(_holding(graph, small, owners)["nodes"]))
     unread = len(every)
     for node in _sequences(graph):
@@ -237,8 +238,8 @@ def _held(graph: Graph, small: Collection[str], owners: Sequence[str]) -> Graph:
 
 @functools.lru_cache(maxsize=1)
 def _counts_writes() -> bool:
-    """Whether MXNet counts writes where the headers that it came with say. They know two layouts:
-    with oneDNN and without."""
+    """Return whether MXNet counts writes at the offset that its headers imply. They know two
+    layouts: with oneDNN and without."""
     mxnet = load_mxnet()
     function = library().ece408_held_writes
     function.restype = ctypes.c_uint64

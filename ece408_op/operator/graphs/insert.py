@@ -1,13 +1,13 @@
-"""Replaces MXNet's Convolution by our operator in a network's JSON."""
+"""Replacement of MXNet's Convolution by our operator in JSON graphs."""
 
 from __future__ import annotations
 
 from typing import Protocol
 
-from ..attributes import IGNORED
+from ..conv_attributes import IGNORED
 from .graph_json import Graph, Node, as_ours, inside
 
-# Other operators that convolve, and why they stay.
+# Other convolution operators, and why they stay.
 _OTHER_OPERATORS = {
     "Convolution_v1": "it is the operator Convolution_v1",
     "_npx_convolution": "it is of MXNet's NumPy interface; swap the Gluon net before exporting it",
@@ -15,7 +15,7 @@ _OTHER_OPERATORS = {
 
 
 class Choice(Protocol):
-    """Decides which layers are swapped, which backend computes them, and at what precision."""
+    """Selects layers, and their backend and precision."""
 
     backend: str | None
     precision: str | None
@@ -26,7 +26,8 @@ class Choice(Protocol):
 
 
 def rewritten(graph: Graph, choice: Choice) -> Graph:
-    """The graph with our operator for every Convolution that `choice` takes, at any depth."""
+    """Return the graph with our operator for every Convolution that `choice` takes, at any
+    depth."""
 
     def place(node: Node) -> Node:
         node = inside(node, lambda graph: rewritten(graph, choice))

@@ -1,5 +1,5 @@
-"""Shows MXNet's summaries, plots and ONNX export its own Convolution instead of our operator, and a
-network's layers instead of parts for the GPU."""
+"""Views for MXNet's summaries, plots and ONNX export: its own Convolution in place of our operator,
+and a network's layers in place of parts for the GPU."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from . import graph_json, parts
 
 
 def install(mxnet: Any) -> None:
-    """Have MXNet count our operator's parameters in summaries, and export it to ONNX as Conv."""
+    """Make MXNet count our operator's parameters in summaries, and export it to ONNX as Conv."""
     for name in ("print_summary", "plot_network"):
         setattr(mxnet.visualization, name, _of_native(getattr(mxnet.visualization, name)))
     graph_class = importlib.import_module("mxnet.onnx.mx2onnx._export_onnx").MXNetGraph
@@ -33,7 +33,8 @@ def _of_native(function: Any) -> Any:
 
 
 def _native(symbol: Any) -> Any:
-    """The symbol with MXNet's Convolution for our operator, and without parts for the GPU."""
+    """Return the symbol with MXNet's Convolution for our operator, and without parts for the
+    GPU."""
     if not hasattr(symbol, "tojson"):
         return symbol
     symbol = parts.put_back_symbol(symbol)

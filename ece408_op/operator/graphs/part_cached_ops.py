@@ -1,7 +1,7 @@
-"""What hybridized blocks run instead of a graph with parts for the GPU.
+"""CachedOps, which hybridized blocks run, on graphs with parts for the GPU.
 
-Under `autograd.record()` and in training mode that is the graph without parts, as it is where the
-arrays are on MXNet's GPU, or a monitor listens to each node.
+Under `autograd.record()`, in training mode, with arrays on MXNet's GPU and under a monitor they run
+the graph without parts.
 """
 
 from __future__ import annotations
@@ -12,26 +12,26 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from ..memory import make_plain
+from ..array_memory import make_plain
 from ..native_handles import Owner
 from . import graph_json, partition, parts
 
-# Different arrays for the parameters, such as those of several contexts, for which a graph is kept.
+# Maximum number of parameter sets, such as those of several contexts, with their own graph.
 _MOST_KEPT = 4
-# Sizes of data for which it is known what parts there are.
+# Maximum number of data sizes whose parts are known.
 _MOST_SIZES = 64
 
 
 def install(mxnet: Any) -> None:
-    """Have MXNet's CachedOps take their graphs from here."""
+    """Make MXNet's CachedOps use this module."""
     mxnet.ndarray.CachedOp = _cached_op_class(mxnet.ndarray.CachedOp)
 
 
 def _cached_op_class(plain: Any) -> Any:
-    """The class `plain`, which takes a graph with parts as well."""
+    """Return a subclass of `plain` that accepts graphs with parts."""
 
     class CachedOp(plain):
-        """A CachedOp; for a graph with parts it makes others."""
+        """A CachedOp that runs graphs with parts by other CachedOps."""
 
         def __init__(self, sym: Any, flags: Sequence[tuple[str, Any]] = ()) -> None:
             self._parts: Any = None
@@ -65,7 +65,7 @@ def _cached_op_class(plain: Any) -> Any:
 
 
 def _indexed(flags: Sequence[tuple[str, Any]], order: list[int]) -> list[tuple[str, Any]]:
-    """The flags, whose lists of inputs are for the inputs in another order."""
+    """Return the flags with lists of inputs renumbered for another order."""
     return [
         (name, [order.index(place) for place in value] if name.endswith("_indices") else value)
         for name, value in flags
@@ -74,18 +74,18 @@ def _indexed(flags: Sequence[tuple[str, Any]], order: list[int]) -> list[tuple[s
 
 @dataclass
 class _Kept:
-    """Arrays of the parameters, what runs for the sizes and types of data, and all that does, by
-    the nodes of its parts."""
+    """One set of parameter arrays: the operators by sizes and types of data, and all of them by the
+    nodes of their parts."""
 
     arrays: list[Any]
-    for_data: dict[Any, _Cut] = field(default_factory=dict)
-    every: dict[Any, _Cut] = field(default_factory=dict)
+    for_data: dict[Any, _Partitioned] = field(default_factory=dict)
+    every: dict[Any, _Partitioned] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
-class _Cut:
-    """A CachedOp of a graph with parts, the places of its inputs among those of the call, and who
-    owns its networks."""
+class _Partitioned:
+    """A CachedOp of a graph with parts, the positions of its inputs in the call, and the owner of
+    its networks."""
 
     op: Any
     order: list[int]
@@ -93,14 +93,14 @@ class _Cut:
 
 
 class _PartsOp:
-    """Runs a graph with the parts that the arrays of a call are for: CachedOps with networks of
-    their own for the arrays that the parameters are in, which it keeps, so that the networks can
-    tell whether they have changed."""
+    """Runs a graph with the parts that suit a call's arrays: one CachedOp, with its own networks,
+    per set of parameter arrays, which it keeps so that the networks can detect changes."""
 
     def __init__(self, plain: Any, symbol: Any, flags: Sequence[tuple[str, Any]]) -> None:
         self._plain = plain
         self._whole = parts.put_back_symbol(symbol)
-        # Without static memory MXNet would make the operator anew, with its JSON, for every call.
+        # Without static memory MXNet would recreate the operator, and parse its JSON, in every
+        # call.
         given = {**dict(flags), "static_alloc": True, "static_shape": True}
         self._flags = list(given.items())
         self._names = symbol.list_inputs()
@@ -109,7 +109,7 @@ class _PartsOp:
         self._others = [n for n in range(len(self._names)) if n not in set(self._data)]
         self._lock = threading.Lock()
         self._kept: dict[tuple[int, ...], _Kept] = {}
-        # Whether MXNet can have left no parameter in a layout of oneDNN's.
+        # Whether certainly no parameter is in oneDNN's layout.
         self.is_plain = True
 
     def __call__(self, *arrays: Any, **keywords: Any) -> Any:
@@ -126,10 +126,10 @@ class _PartsOp:
             self._kept[key] = kept
             if len(self._kept) > _MOST_KEPT:
                 del self._kept[next(iter(self._kept))]
-            cut = self._cut(kept, arrays)
-            return cut.op(*(arrays[place] for place in cut.order), **keywords)
+            found = self._partitioned(kept, arrays)
+            return found.op(*(arrays[place] for place in found.order), **keywords)
 
-    def _cut(self, kept: _Kept, arrays: Sequence[Any]) -> _Cut:
+    def _partitioned(self, kept: _Kept, arrays: Sequence[Any]) -> _Partitioned:
         key = tuple((arrays[place].shape, arrays[place].dtype) for place in self._data)
         if key not in kept.for_data:
             if len(kept.for_data) == _MOST_SIZES:
@@ -143,7 +143,7 @@ class _PartsOp:
             kept.for_data[key] = kept.every[nodes]
         return kept.for_data[key]
 
-    def _made(self, choice: partition.Choice, held: list[Any]) -> _Cut:
+    def _made(self, choice: partition.Choice, held: list[Any]) -> _Partitioned:
         symbol = choice.symbol()
         graph = parts.read(symbol)
         owner = Owner("network", len(choice.groups))
@@ -156,4 +156,4 @@ class _PartsOp:
             symbol = graph_json.write(graph, symbol)
         places = {name: place for place, name in enumerate(self._names)}
         order = [places[name] for name in symbol.list_inputs()]
-        return _Cut(self._plain(symbol, _indexed(self._flags, order)), order, owner)
+        return _Partitioned(self._plain(symbol, _indexed(self._flags, order)), order, owner)

@@ -1,5 +1,5 @@
-"""What executors of a graph with parts for the GPU run: in training mode the graph without parts,
-and in inference one with the parts that their arrays call for, where those are others."""
+"""Executors on graphs with parts for the GPU: in training mode they run the graph without parts, in
+inference one with the parts that suit their arrays."""
 
 from __future__ import annotations
 
@@ -10,50 +10,49 @@ from ..native_handles import are_foreign
 from . import graph_json, partition, parts
 from .executors import Bound
 
-# The attribute of such an executor with what runs in its place.
+# Attribute of such an executor: its substitutes.
 _FORMS = "_ece408_forms"
 
 
 class _Forms:
-    """The executors that run in the place of one, on the arrays that it was bound to. Each is made
-    when it is first needed."""
+    """The substitutes of an executor, on its bound arrays. Each is created at first use."""
 
     def __init__(self, executor: Any) -> None:
         self._bound = Bound.of(executor)
         self._whole: Any = None
-        self._cut: Any = None
+        self._partitioned: Any = None
         # Whether the last forward pass was in training mode.
         self.trained = False
 
     def whole(self, executor: Any) -> Any:
-        """The executor of the graph without parts."""
+        """Return the executor of the graph without parts."""
         if self._whole is None:
             arguments, gradients, states = self._bound.named(executor._symbol)
             requests = executor._grad_req if gradients else "null"
             self._whole = parts.put_back_symbol(executor._symbol).bind(
                 executor._ctx, arguments, gradients or None, requests, states, executor._group2ctx
             )
-            # `forward` writes its inputs there.
+            # `forward` writes its inputs to this dictionary's arrays.
             self._whole._arg_dict = executor.arg_dict
         return self._whole
 
-    def cut(self, executor: Any) -> Any:
-        """The executor itself, or one of another cut: whoever cut the graph may not have known of
-        what shapes and types the arrays are."""
-        if self._cut is None:
-            self._cut = executor
+    def partitioned(self, executor: Any) -> Any:
+        """Return the executor itself, or one with another partition: shapes and types may have been
+        unknown when the graph was partitioned."""
+        if self._partitioned is None:
+            self._partitioned = executor
             arguments, _, states = self._bound.named(executor._symbol)
-            found = partition.cut_again(executor._symbol, {**arguments, **states})
+            found = partition.repartitioned(executor._symbol, {**arguments, **states})
             if found is not None:
-                self._cut = found.bind(executor._ctx, arguments, None, "null", states)
-                if _FORMS in vars(self._cut):
-                    getattr(self._cut, _FORMS)._cut = self._cut
-                self._cut._arg_dict = executor.arg_dict
-        return self._cut
+                self._partitioned = found.bind(executor._ctx, arguments, None, "null", states)
+                if _FORMS in vars(self._partitioned):
+                    getattr(self._partitioned, _FORMS)._partitioned = self._partitioned
+                self._partitioned._arg_dict = executor.arg_dict
+        return self._partitioned
 
 
 def install(mxnet: Any) -> None:
-    """Have MXNet's executors take graphs with parts from here."""
+    """Make MXNet's executors use this module for graphs with parts."""
     symbol_class = mxnet.symbol.symbol.Symbol
     for name in ("bind", "simple_bind"):
         setattr(symbol_class, name, _binding(getattr(symbol_class, name)))
@@ -67,7 +66,7 @@ def install(mxnet: Any) -> None:
 
 
 def _binding(method: Any) -> Any:
-    """`bind` or `simple_bind`, whose first argument is the context."""
+    """Wrap `bind` or `simple_bind`, whose first argument is the context."""
 
     @functools.wraps(method)
     def bind(self: Any, ctx: Any, *arguments: Any, **keywords: Any) -> Any:
@@ -93,7 +92,7 @@ def _forwarding(method: Any) -> Any:
         if forms is None:
             return method(self, is_train, **inputs)
         forms.trained = bool(is_train)
-        other = forms.whole(self) if is_train else forms.cut(self)
+        other = forms.whole(self) if is_train else forms.partitioned(self)
         if other is self:
             return method(self, is_train, **inputs)
         for found, output in zip(other.forward(is_train, **inputs), self.outputs):

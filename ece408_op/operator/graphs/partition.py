@@ -1,4 +1,4 @@
-"""Chooses the parts of a graph that run on the GPU as one node each: `optimize_for("ece408")`."""
+"""Partitioner: chooses the parts of a graph that run on the GPU: `optimize_for("ece408")`."""
 
 from __future__ import annotations
 
@@ -25,17 +25,17 @@ if TYPE_CHECKING:
     from ...backends.network import Typed
 
 BACKEND = "ece408"
-# Networks whose arrays are of these stay with MXNet as a whole.
+# Networks with arrays of these types stay with MXNet as a whole.
 _OTHER_FLOATS = ("float64",)
-# What takes a GPU less time than to bring its arrays there and back stays, unless one of these is
-# beside it.
+# Other operators take a GPU less time than copies to it and back; they stay unless a part has one
+# of these.
 _WORTH_COPIES = ("Convolution", "Deconvolution", "FullyConnected", "dot", "batch_dot")
-# Of these, inputs after the first are parameters where they are variables.
+# Operators whose inputs after the first are parameters if they are variables.
 _WITH_PARAMETERS = (
     *("Convolution", "Deconvolution", "FullyConnected", "BatchNorm", "LeakyReLU", "Embedding"),
     *("LayerNorm", "InstanceNorm", "GroupNorm", "RNN"),
 )
-# It joins an RNN's parameters.
+# It concatenates an RNN's parameters.
 _OF_RNN = "_rnn_param_concat"
 _ONLY_FOR_CPU = "only what stays on the CPU reads it"
 _TOO_LITTLE = "it takes less time than copies to the GPU and back would"
@@ -43,9 +43,9 @@ _TOO_LITTLE = "it takes less time than copies to the GPU and back would"
 
 @dataclass
 class GpuReport:
-    """What of a network runs on the GPU: how many nodes in each part, in how many the network has;
-    the nodes that stay on the CPU, each with the reason; and, where the shapes of the inputs are
-    known, how many bytes go to the GPU and come back in a call."""
+    """Report on what runs on the GPU: the number of nodes of each part, and of the network; the
+    nodes on the CPU, with reasons; and, if the shapes of the inputs are known, the bytes copied in
+    and out per call."""
 
     parts: list[int]
     nodes: int
@@ -63,7 +63,7 @@ class GpuReport:
 
 
 def report(symbol: Any, shapes: Mapping[str, tuple[int, ...]] | None = None) -> GpuReport:
-    """What of a Symbol, partitioned already or not, runs on the GPU, whether or not there is one.
+    """Report which parts of a Symbol, partitioned or not, run on a GPU; none is needed.
 
     `shapes` are those of its inputs by name.
     """
@@ -76,7 +76,7 @@ def report_of(
     shapes: Mapping[str, tuple[int, ...]] | None,
     types: Mapping[str, Any] | None = None,
 ) -> GpuReport:
-    """`report` for a Symbol that has been looked at, and types of its inputs."""
+    """Return `report` for a partitioned choice, with types of its inputs."""
     made = GpuReport(list(map(len, choice.groups)), choice.nodes, choice.left)
     if shapes:
         made.bytes_in, made.bytes_out = _bytes(choice.symbol(), shapes, types or {})
@@ -85,7 +85,7 @@ def report_of(
 
 @dataclass
 class Choice:
-    """A Symbol's graph, the numbers of the nodes of each part, and those left, with reasons."""
+    """A Symbol's graph, the node numbers of each part, and the other nodes, with reasons."""
 
     original: Any
     graph: Graph
@@ -98,7 +98,7 @@ class Choice:
         return sum(node["op"] != "null" for node in self.graph["nodes"])
 
     def symbol(self) -> Any:
-        """The Symbol with a node for each part."""
+        """Return the Symbol with a node for each part."""
         if not self.groups:
             return self.original
         moved = parts.moved_into_parts(self.graph, self.groups, self.parameters)
@@ -111,11 +111,11 @@ def choose(
     shapes: Mapping[str, tuple[int, ...]] | None = None,
     types: Mapping[str, Any] | None = None,
 ) -> Choice:
-    """The largest parts of a Symbol without parts that can run on the GPU.
+    """Choose the largest parts of an unpartitioned Symbol that can run on the GPU.
 
-    `data` are the names of the inputs that are no parameters; without it, those are parameters
-    that layers take as theirs. As far as shapes and types of all arrays follow from those of
-    inputs, by name, a node goes if it can be computed on its arrays, else by its attributes.
+    `data` are the names of the inputs that are no parameters; without it, parameters are the
+    variables that layers take as such. Given the shapes and types of inputs by name, a node is
+    checked on its arrays as far as they are known, else by its attributes.
     """
     graph: Graph = json.loads(graph_json.text(symbol))
     nodes = graph["nodes"]
@@ -148,14 +148,14 @@ def choose(
 
 
 def choose_for(symbol: Any, arrays: Mapping[str, Any], data: Collection[str] | None) -> Choice:
-    """`choose` for inputs that are these arrays."""
+    """Call `choose` for these input arrays."""
     shapes = {name: array.shape for name, array in arrays.items()}
     types = {name: array.dtype for name, array in arrays.items()}
     return choose(symbol, data, shapes, types)
 
 
-def cut_again(symbol: Any, arrays: Mapping[str, Any]) -> Any:
-    """The Symbol with the parts that are for these arrays; `None` if it has these."""
+def repartitioned(symbol: Any, arrays: Mapping[str, Any]) -> Any:
+    """Return the Symbol partitioned for these arrays; `None` if it is so already."""
     graph = parts.read(symbol)
     assert graph is not None
     held = [part["subgraphs"][0]["nodes"] for part in filter(graph_json.is_part, graph["nodes"])]
@@ -167,12 +167,12 @@ def cut_again(symbol: Any, arrays: Mapping[str, Any]) -> Any:
 
 
 def _names(found: Iterable[Iterable[Node]]) -> list[list[str]]:
-    """Of the operators of each part."""
+    """Return the names of the operators of each part."""
     return sorted(sorted(node["name"] for node in nodes if node["op"] != "null") for nodes in found)
 
 
 def _used(graph: Graph) -> list[list[tuple[int, int]]]:
-    """Of each node the outputs that something reads."""
+    """Return the used outputs of each node."""
     found: list[dict[tuple[int, int], None]] = [{} for _ in graph["nodes"]]
     for entry, *_ in groups.uses(graph):
         found[entry[0]][entry[0], entry[1]] = None
@@ -182,7 +182,7 @@ def _used(graph: Graph) -> list[list[tuple[int, int]]]:
 def _arrays(
     symbol: Any, graph: Graph, shapes: Mapping[str, tuple[int, ...]], types: Mapping[str, Any]
 ) -> dict[tuple[int, int], Typed]:
-    """Shapes, and types where they are known, of the arrays whose shapes follow from these."""
+    """Return the shapes, and known types, of the arrays whose shapes can be inferred."""
     if not shapes:
         return {}
     entries = list(dict.fromkeys((entry[0], entry[1]) for entry, *_ in groups.uses(graph)))
@@ -194,8 +194,8 @@ def _arrays(
 def _inferred(
     symbol: Any, shapes: Mapping[str, tuple[int, ...]], types: Mapping[str, Any]
 ) -> list[Typed]:
-    """Shapes and types of a Symbol's outputs, as far as they follow from those of inputs; empty and
-    `None` where they do not, or contradict each other."""
+    """Return the shapes and types of a Symbol's outputs as far as they can be inferred; empty and
+    `None` if they cannot, or contradict each other."""
     from mxnet import MXNetError
 
     arguments = set(symbol.list_arguments())
@@ -205,7 +205,7 @@ def _inferred(
     except MXNetError:
         return [((), None)] * len(symbol.list_outputs())
     kinds: Sequence[Any] = [None] * len(found)
-    # Some operators raise where no type is known.
+    # Some operators raise if no type is known.
     with contextlib.suppress(MXNetError):
         known = {name: kind for name, kind in types.items() if name in arguments}
         _, kinds, _ = symbol.infer_type_partial(**known)
@@ -216,8 +216,8 @@ def _inferred(
 def _why_not_here(
     node: Node, used: Sequence[tuple[int, int]], known: Mapping[tuple[int, int], Typed]
 ) -> str | None:
-    """Why a node cannot go to the GPU with arrays of its shapes and types; `None` if it can, or if
-    these are not known."""
+    """Return why a node cannot run on the GPU with its arrays' shapes and types; `None` if it can,
+    or if these are unknown."""
     from ...backends import network
 
     taken = [(entry[0], entry[1]) for entry in node["inputs"]]
@@ -236,7 +236,7 @@ def _leave_where_read(
     goes: list[bool],
     reasons: list[str | None],
 ) -> None:
-    """Have what is computed of parameters alone stay where it is read."""
+    """Keep nodes that depend on parameters alone on the side of their readers."""
     read = {head[0] for head in graph["heads"]}
     for number in reversed(range(len(graph["nodes"]))):
         if goes[number] and (number, 0) in parameters and number not in read:
@@ -246,12 +246,12 @@ def _leave_where_read(
 
 
 def _why_none(graph: Graph, symbol: Any) -> str | None:
-    """Why no node of a graph can go to the GPU, whatever it is."""
+    """Return why no node of a graph can run on the GPU."""
     inputs = symbol.list_inputs()
     if len(set(inputs)) < len(inputs):
         return "two of the network's inputs have one name"
     if graph_json.has_control_flow(graph):
-        # MXNet runs it as soon as it is reached, on arrays that may not be computed yet.
+        # MXNet runs it immediately, on arrays that may not be computed yet.
         return "the network has control flow"
     if graph_inference.has_open_sources(graph) and any(map(graph_json.is_ours, graph["nodes"])):
         return "the network has zeros or the like whose shape follows from what they are added to"
@@ -259,7 +259,7 @@ def _why_none(graph: Graph, symbol: Any) -> str | None:
 
 
 def _why_not(node: Node) -> str | None:
-    """Why a node cannot go to the GPU, or `None` if it can."""
+    """Return why a node cannot run on the GPU, or `None` if it can."""
     from ...backends import network
 
     attributes = node.get("attrs", {})
@@ -279,7 +279,7 @@ def _why_not_together(
     outputs: Sequence[Entry],
     parameters: Collection[tuple[int, int]],
 ) -> str | None:
-    """Why nodes that can go to the GPU each cannot go as one part."""
+    """Return why nodes that can run on the GPU cannot be one part."""
     nodes = [graph["nodes"][number] for number in group]
     if not any(node["op"] in _WORTH_COPIES or graph_json.is_ours(node) for node in nodes):
         return _TOO_LITTLE
@@ -292,8 +292,8 @@ def _why_not_together(
 
 
 def _parameters(graph: Graph, symbol: Any, data: Collection[str] | None) -> set[tuple[int, int]]:
-    """The arrays of a graph that are the same for all images: parameters, and what is computed of
-    them only, or taken for one."""
+    """Return the arrays of a graph that are the same for all images: parameters, and those computed
+    from them alone, or used as one."""
     nodes = graph["nodes"]
     states = set(symbol.list_auxiliary_states())
     taken: set[tuple[int, int]] = set()
@@ -321,8 +321,8 @@ def _parameters(graph: Graph, symbol: Any, data: Collection[str] | None) -> set[
 def _bytes(
     symbol: Any, shapes: Mapping[str, tuple[int, ...]], types: Mapping[str, Any]
 ) -> tuple[int | None, int | None]:
-    """How many bytes the parts of a partitioned Symbol take and give, but for parameters; `None`
-    for each if shapes that are missing, or do not fit, leave that open."""
+    """Return the bytes that the parts of a partitioned Symbol read and write without parameters;
+    `None` for each if shapes are missing or contradictory."""
     graph = parts.read(symbol)
     if graph is None:
         return 0, 0
@@ -333,7 +333,7 @@ def _bytes(
             taken += [e for e, kind in zip(node["inputs"], kinds) if kind != networks.PARAMETER]
             given += [[number, k, 0] for k, kind in enumerate(unread) if kind != networks.UNREAD]
     heads = graph_json.write({**graph, "heads": [*taken, *given]}, symbol)
-    # MXNet knows of no pixels that layers take.
+    # MXNet does not know layers that take uint8 pixels.
     others = {name: kind for name, kind in types.items() if np.dtype(kind) != np.uint8}
     counts = []
     for (shape, kind), entry in zip(_inferred(heads, shapes, others), [*taken, *given]):
@@ -345,7 +345,7 @@ def _bytes(
 
 
 def why_no_gpu() -> str | None:
-    """Why no network can run on a GPU here, in one line, or `None` if one can."""
+    """Return in one line why no network can run on a GPU here, or `None` if one can."""
     if networks.missing() is not None:
         return networks.missing()
     backend = settings.backend()
@@ -364,7 +364,7 @@ _last_said = ""
 
 
 def say_why_no_gpu(reason: str) -> None:
-    """Tell stderr, unless it was the last thing that it was told here."""
+    """Print the reason to stderr, unless it was the last one printed."""
     global _last_said
     if reason != _last_said and sys.stderr is not None:
         print(f"ece408: the network runs on the CPU, by MXNet: {reason}", file=sys.stderr)
@@ -372,7 +372,7 @@ def say_why_no_gpu(reason: str) -> None:
 
 
 def install(mxnet: Any) -> None:
-    """Have `Symbol.optimize_for`, which Gluon's calls as well, know the backend."""
+    """Make `Symbol.optimize_for`, which Gluon's version also calls, know the backend."""
     symbol_class = mxnet.symbol.symbol.Symbol
     symbol_class.optimize_for = _optimizing(symbol_class.optimize_for)
 
@@ -402,7 +402,7 @@ def _optimizing(method: Any) -> Any:
 
 
 def why_not_of(arrays: Iterable[Any]) -> str | None:
-    """Why no network runs on a GPU of ours with such arrays, or `None` if one can."""
+    """Return why no network runs on our GPU backend with such arrays, or `None` if one can."""
     for array in arrays:
         if array.context.device_type != "cpu":
             return f"its arrays are on {array.context}"

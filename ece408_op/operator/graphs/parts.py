@@ -1,7 +1,7 @@
-"""Takes parts of a graph out of it, each as one node that holds it, and puts them back.
+"""Extraction of parts of a graph into single nodes, and their reinsertion.
 
-What MXNet's own partitioning does is not enough: it tells arrays apart by their names only, which a
-block that is called twice gives to two of them.
+MXNet's own partitioning is insufficient: it identifies arrays by name, and a block that is called
+twice gives the same name to two of them.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from ..networks import DATA, FOR_ALL_IMAGES, PARAMETER
 from . import graph_json, groups
 from .graph_json import PART, Entry, Graph, Node, is_part
 
-# Attributes of such a node: what its inputs are, and which of its outputs are not read (see
-# `networks`), and who shares its network.
+# Attributes of such a node: the kinds of its inputs, its unused outputs (see `networks`), and the
+# key of a shared network.
 PARAMETERS = "parameters"
 UNREAD = "unread"
 OWNER = "owner"
-# Operators that read only the shapes of the inputs at these places.
+# Operators that read only the shapes of these inputs.
 _ONLY_SHAPES: Mapping[str, Sequence[int]] = {
     **dict.fromkeys(("zeros_like", "ones_like", "shape_array", "size_array"), (0,)),
     **dict.fromkeys(("_contrib_MultiBoxPrior", "_contrib_arange_like"), (0,)),
@@ -31,7 +31,7 @@ _ONLY_SHAPES: Mapping[str, Sequence[int]] = {
 
 
 def read(symbol: Any) -> Graph | None:
-    """The graph of a Symbol that has such nodes, else `None`."""
+    """Return the graph of a Symbol that has such nodes, else `None`."""
     text = graph_json.text(symbol)
     if f'"{PART}"' not in text:
         return None
@@ -40,13 +40,13 @@ def read(symbol: Any) -> Graph | None:
 
 
 def put_back_symbol(symbol: Any) -> Any:
-    """The Symbol without such nodes."""
+    """Return the Symbol without such nodes."""
     graph = read(symbol)
     return symbol if graph is None else graph_json.write(put_back(graph), symbol)
 
 
 def with_attributes(graph: Graph, attributes: Callable[[Node, int], dict[str, str]]) -> Graph:
-    """The graph with more attributes for its parts, each given with its place among them."""
+    """Return the graph with further attributes for its parts, each computed from its index."""
     count = itertools.count()
     nodes = [
         {**node, "attrs": {**node["attrs"], **attributes(node, next(count))}}
@@ -60,15 +60,15 @@ def with_attributes(graph: Graph, attributes: Callable[[Node, int], dict[str, st
 def moved_into_parts(
     graph: Graph, of_nodes: Sequence[Sequence[int]], parameters: Collection[tuple[int, int]]
 ) -> Graph:
-    """The graph with one node for each group of its nodes, the numbers in ascending order.
+    """Return the graph with one node per group of its nodes; numbers in a group are ascending.
 
-    No way from a node of a group to another may lead past a node that is not of it. `parameters`
-    are the arrays, by node and output, that are the same for all images.
+    No path between two nodes of a group may contain a node outside the group. `parameters` are the
+    arrays, by node and output, that are the same for all images.
     """
     count = itertools.count()
 
     place_of = {number: place for place, group in enumerate(of_nodes) for number in group}
-    # Arrays whose elements somebody reads outside of the node's own group.
+    # Arrays whose elements are read outside the node's own group.
     read = {
         (entry[0], entry[1])
         for entry, user, place in groups.uses(graph)
@@ -85,7 +85,7 @@ def moved_into_parts(
 
 
 def of_images(graph: Graph, data: Collection[str]) -> list[bool]:
-    """Of each node whether its outputs depend on the variables of these names."""
+    """Return for each node whether its outputs depend on the variables of these names."""
     found: list[bool] = []
     for node in graph["nodes"]:
         is_data = node["op"] == "null" and node["name"] in data
@@ -94,8 +94,8 @@ def of_images(graph: Graph, data: Collection[str]) -> list[bool]:
 
 
 def with_foreign(graph: Graph, arrays: Mapping[str, Any]) -> Graph:
-    """The graph for these arrays by names: parts trust no count of writes to those in memory that
-    is not MXNet's own."""
+    """Return the graph for these arrays by name: parts ignore write counts of arrays in memory that
+    MXNet does not own."""
     foreign = {name for name, array in arrays.items() if are_foreign([array])}
 
     def flags(node: Node, part: int) -> dict[str, str]:
@@ -109,9 +109,9 @@ def with_foreign(graph: Graph, arrays: Mapping[str, Any]) -> Graph:
 
 
 def put_back(graph: Graph) -> Graph:
-    """The graph without such nodes: what they hold in their place."""
+    """Return the graph with the contents of such nodes in their place."""
     every: dict[int, Node] = {}
-    # Where the outputs of a node that is replaced are.
+    # The places of the outputs of replaced nodes.
     moved: dict[int, list[Entry]] = {}
     free = len(graph["nodes"])
     for number, node in enumerate(graph["nodes"]):
@@ -145,7 +145,7 @@ def _inside(entry: Entry, inner: Graph, places: Sequence[Entry]) -> Entry:
 
 
 def _name(graph: Graph, outputs: Sequence[Entry], part: int) -> str:
-    """So that a single output keeps its name."""
+    """Keep the name of a single output."""
     return graph["nodes"][outputs[0][0]]["name"] if len(outputs) == 1 else f"{PART}{part}"
 
 
@@ -156,7 +156,7 @@ def part(
     parameters: Collection[tuple[int, int]],
     name: str,
 ) -> Node:
-    """A node that holds the nodes of a group; its inputs are entries of the graph."""
+    """Return a node that contains the nodes of a group; its inputs are entries of the graph."""
     own = set(group)
     taken: dict[str, Entry] = {}
     inner: list[Node] = []
@@ -183,7 +183,7 @@ def part(
     held["heads"] = [inside(list(head)) for head in heads]
     from mxnet.symbol import load_json
 
-    # Its inputs come in the order in which MXNet reaches them.
+    # Its inputs are in MXNet's order of traversal.
     symbol = load_json(json.dumps(held))
     inputs = [taken[each] for each in symbol.list_inputs()]
     kinds = (_kind(graph, entry, (entry[0], entry[1]) in parameters) for entry in inputs)
@@ -197,7 +197,7 @@ def part(
 
 
 def _kind(graph: Graph, entry: Entry, is_for_all: bool) -> str:
-    """What an input of a part is."""
+    """Return the kind of a part's input."""
     if not is_for_all:
         return DATA
     return PARAMETER if graph["nodes"][entry[0]]["op"] == "null" else FOR_ALL_IMAGES

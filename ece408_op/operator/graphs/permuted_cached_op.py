@@ -1,4 +1,4 @@
-"""CachedOps that take their inputs in an order of their own, and calls of them by handles."""
+"""CachedOps with inputs in an order of their own, and calls of them by handles."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ Flags = Sequence[tuple[str, Any]]
 
 
 class OrderedOp:
-    """A CachedOp of a symbol, which is given its inputs in the order of `names`; of these it may
-    leave out some. `data` names those that are others in each call."""
+    """A CachedOp of a symbol whose inputs are given in the order of `names`, some of which may be
+    missing. Those in `data` change in each call."""
 
     def __init__(
         self, plain: Any, symbol: Any, names: Sequence[str], data: Collection[str], flags: Flags
@@ -30,8 +30,8 @@ class OrderedOp:
         return self._op(*(given[number] for number in self._order), **keywords)
 
     def repeat(self, arrays: Sequence[Any], data: Mapping[int, Any]) -> list[Any]:
-        """What it gives of `arrays` and, by numbers in these, of `data`. Faster if `arrays` is the
-        same object as in the last call. Raises `MXNetError`."""
+        """Call it with `arrays` and, at some positions, `data`. Faster if `arrays` is the same
+        object as in the last call. Raises `MXNetError`."""
         repeated = self._repeated
         if repeated.arrays is not arrays:
             repeated = self._repeated = _Handles(arrays, self._order)
@@ -39,7 +39,7 @@ class OrderedOp:
 
 
 class _Handles:
-    """The handles of arrays in an order. `None` stands for arrays that each call gives."""
+    """The handles of arrays in an order. `None` marks arrays that each call supplies."""
 
     def __init__(self, arrays: Sequence[Any], order: Sequence[int]) -> None:
         self.arrays = arrays
@@ -65,6 +65,6 @@ class _Handles:
 
 
 def handles_of(arrays: Sequence[Any]) -> ctypes.Array[ctypes.c_void_p]:
-    """MXNet's handles of arrays, or of `None`, as functions of C take them."""
+    """Return MXNet's handles of arrays, or of `None`, for C functions."""
     handles = (array.handle if array is not None else None for array in arrays)
     return (ctypes.c_void_p * len(arrays))(*handles)

@@ -1,7 +1,7 @@
-"""Nodes of ours that compute one after the other as one node, `ece408_sequence`.
+"""Sequences: nodes of ours that run consecutively become one node, `ece408_sequence`.
 
-MXNet takes some microseconds for each node of a library, beside what the node computes; and of one
-image, arrays that are laid side by side can lie there from the start.
+MXNet takes some microseconds per node of a library, in addition to its computation; and for a
+single image, inputs of a concatenation can be written directly to its result.
 """
 
 from __future__ import annotations
@@ -12,15 +12,15 @@ from .. import compiled_operator
 from . import fusion, groups
 from .graph_json import Entry, Graph, Node
 
-# A profile of MXNet's names a sequence, and not its nodes: two are not worth that.
+# MXNet's profile names a sequence instead of its nodes: two nodes are not worth that.
 _LEAST = 3
 
 
 def fused(graph: Graph) -> Graph:
-    """A graph of float32 that is only run, with as few nodes of ours as possible; its nodes are
-    changed in place.
+    """Return a float32 inference graph with as few nodes of ours as possible; its nodes are changed
+    in place.
 
-    Of several nodes whose outputs are the graph's each stays, so that these keep their names.
+    If several nodes compute the graph's outputs, each stays, so that these keep their names.
     """
     graph = fusion.fuse(graph)
     nodes, heads = graph["nodes"], {head[0] for head in graph["heads"]}
@@ -57,6 +57,6 @@ def _sequence(nodes: Sequence[Node], group: Sequence[int], outputs: Sequence[Ent
 
 
 def _text(words: Iterator[str | int]) -> str:
-    """Words as the compiled operator reads them: each after its length in bytes."""
+    """Encode words for the compiled operator: each after its length in bytes."""
     texts = map(str, words)
     return "".join(f"{len(text.encode())}:{text}" for text in texts)

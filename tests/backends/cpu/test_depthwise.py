@@ -17,7 +17,7 @@ from studies import guarded
 
 from ece408_op import settings
 from ece408_op.backends.cpu import native
-from ece408_op.backends.cpu.backend import CpuBackend
+from ece408_op.backends.cpu.cpu_backend import CpuBackend
 from ece408_op.backends.cpu.reference import ReferenceBackend
 from ece408_op.bench import oracle
 from ece408_op.errors import InvalidProblem, UnsupportedProblem

@@ -11,7 +11,7 @@ import ece408_op
 from ece408_op import dispatch, errors, settings
 from ece408_op.backends import kernel_file
 from ece408_op.backends.cpu import compiled_file
-from ece408_op.backends.cpu.file_backend import FileBackend
+from ece408_op.backends.cpu.cpu_file_backend import FileBackend
 from ece408_op.backends.cpu.reference import ReferenceBackend
 from ece408_op.errors import (
     InvalidSetting,

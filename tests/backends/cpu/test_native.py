@@ -12,7 +12,7 @@ import pytest
 from numpy.random import mtrand
 
 from ece408_op.backends.cpu import native
-from ece408_op.backends.cpu.backend import CpuBackend
+from ece408_op.backends.cpu.cpu_backend import CpuBackend
 from ece408_op.errors import InvalidProblem, KernelsMissing, NotEnoughMemory, UnsupportedProblem
 from ece408_op.files import resources
 from ece408_op.problem import ConvProblem

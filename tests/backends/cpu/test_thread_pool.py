@@ -14,7 +14,7 @@ from harness import forward, inputs
 
 from ece408_op import settings
 from ece408_op.backends.cpu import native
-from ece408_op.backends.cpu.backend import CpuBackend
+from ece408_op.backends.cpu.cpu_backend import CpuBackend
 from ece408_op.backends.cpu.reference import ReferenceBackend
 from ece408_op.problem import ConvProblem
 
@@ -105,7 +105,7 @@ COMPUTES = """
 import os, sys, time
 import numpy as np
 from ece408_op import settings
-from ece408_op.backends.cpu.backend import CpuBackend
+from ece408_op.backends.cpu.cpu_backend import CpuBackend
 from ece408_op.problem import ConvProblem
 settings.configure(threads=3)
 problem = ConvProblem.parse("b4,c8,h40,w40,m32,k3")

@@ -17,10 +17,10 @@ from cases import every
 
 import ece408_op
 from ece408_op import errors, settings
-from ece408_op.backends.cpu.backend import CpuBackend
+from ece408_op.backends.cpu.cpu_backend import CpuBackend
 from ece408_op.backends.cpu.reference import ReferenceBackend
 from ece408_op.backends.cuda import work
-from ece408_op.backends.cuda.backend import StagedBackend, ZeroCopyBackend
+from ece408_op.backends.cuda.cuda_backend import StagedBackend, ZeroCopyBackend
 from ece408_op.backends.cuda.kernels import catalog
 from ece408_op.backends.cuda.runtime import device, launcher, page_locked
 from ece408_op.backends.cuda.staged import staging
@@ -28,7 +28,7 @@ from ece408_op.backends.cuda.staged.staging import Staging
 from ece408_op.bench import cuda_timer
 from ece408_op.bench.compiling import compile_all
 from ece408_op.files import resources
-from ece408_op.operator.memory import pointer
+from ece408_op.operator.array_memory import pointer
 from ece408_op.problem import ConvProblem
 
 pytestmark = pytest.mark.gpu
@@ -230,7 +230,7 @@ def test_a_kernel_that_does_not_compile(mx, tmp_path, monkeypatch):
     source = broken / "cuda" / "general" / "general.cu"
     lines = source.read_text().count("\n")
     source.write_text(source.read_text() + "int broken() { return nothing; }\n")
-    monkeypatch.setattr("ece408_op.backends.cuda.runtime.compiler.kernels_dir", lambda: broken)
+    monkeypatch.setattr("ece408_op.backends.cuda.runtime.nvcc_compiler.kernels_dir", lambda: broken)
     x, w = mx.nd.ones((2, 7, 19, 23)), mx.nd.ones((5, 7, 3, 2))
     options = {"kernel": (3, 2), "num_filter": 5, "no_bias": True, "stride": (3, 2)}
     fresh = settings.override(cache=tmp_path / "cache", kernel="general")
@@ -243,7 +243,7 @@ def test_a_kernel_that_does_not_compile(mx, tmp_path, monkeypatch):
 
 _ONE_FORWARD = """
 import numpy as np
-from ece408_op.backends.cuda.backend import StagedBackend
+from ece408_op.backends.cuda.cuda_backend import StagedBackend
 from ece408_op.problem import ConvProblem
 p = ConvProblem.parse("b3,c5,h19,w18,m7,k3x5,p1,bias")
 x, w, b = (np.ones(s, "float32") for s in (p.x_shape, p.w_shape, p.bias_shape))

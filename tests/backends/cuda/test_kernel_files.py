@@ -15,10 +15,10 @@ import ece408_op
 from ece408_op import dispatch, settings
 from ece408_op.backends import kernel_file
 from ece408_op.backends.cpu.reference import ReferenceBackend
-from ece408_op.backends.cuda import file_backend
+from ece408_op.backends.cuda import cuda_file_backend
+from ece408_op.backends.cuda.kernel_plan import ARCHITECTURES, ConstantCopy, Launch
 from ece408_op.backends.cuda.kernels import catalog
-from ece408_op.backends.cuda.plan import ARCHITECTURES, ConstantCopy, Launch
-from ece408_op.backends.cuda.runtime import compiler
+from ece408_op.backends.cuda.runtime import nvcc_compiler
 from ece408_op.dispatch import Layer
 from ece408_op.errors import (
     InvalidSetting,
@@ -140,7 +140,10 @@ def test_a_file_is_for_its_backend(write):
 def test_what_a_course_s_file_does_not_compute_is_refused(write):
     for name in ("new-forward.cuh", "new-forward.cu", "with-stride.cu"):
         file = kernel_file.find(write(name))
-        backends = [file_backend.StagedFileBackend(file), file_backend.ZeroCopyFileBackend(0, file)]
+        backends = [
+            cuda_file_backend.StagedFileBackend(file),
+            cuda_file_backend.ZeroCopyFileBackend(0, file),
+        ]
         for backend in backends[: 1 if file.form == "course_2020" else 2]:
             for text, reason in (
                 ("b1,c1,h9,w9,m1,k3,p1", "no padding, dilation or groups"),
@@ -153,7 +156,7 @@ def test_what_a_course_s_file_does_not_compute_is_refused(write):
                 assert reason in backend.supports(problem, "forward"), (name, text)
                 assert backend.supports(problem, "backward_data") is None
             assert backend.supports(ConvProblem.parse(SHAPES[0]), "forward") is None
-    on_gpu = file_backend.ZeroCopyFileBackend(0, file)
+    on_gpu = cuda_file_backend.ZeroCopyFileBackend(0, file)
     assert "takes arrays on the host" in on_gpu.supports(ConvProblem.parse(SHAPES[0]), "forward")
 
 
@@ -164,12 +167,12 @@ def test_every_form_compiles_for_the_oldest_and_the_newest_architecture(write, n
     path = write("declared.cu")
     architectures = ARCHITECTURES[:: len(ARCHITECTURES) - 1] if newest else ARCHITECTURES[:1]
     for architecture in architectures:
-        assert compiler.compile_plan(path, _plan(path).defines, architecture, CUBINS)
+        assert nvcc_compiler.compile_plan(path, _plan(path).defines, architecture, CUBINS)
     for name in set(CUDA_FORMS) - {"declared.cu"}:
         file = kernel_file.find(write(name))
         # One library for both: what differs by architecture is the kernels' code only.
-        command = file_backend.library_command(file, architectures[0])
-        command += map(compiler.gencode, architectures[1:])
+        command = cuda_file_backend.library_command(file, architectures[0])
+        command += map(nvcc_compiler.gencode, architectures[1:])
         content = kernel_file.compiled(file, command, (), CUBINS, AssertionError())
         assert kernel_file.load(file, content).ece408_file_forward
 
@@ -190,10 +193,10 @@ def test_which_methods_a_file_defines(write, nvcc, kept):
     with settings.override(cache=kept):
         for name, (text, copies) in texts.items():
             file = kernel_file.find(write(name, text))
-            assert file_backend.has_prolog(file, (9, 0)) == copies, name
+            assert cuda_file_backend.has_prolog(file, (9, 0)) == copies, name
         problem = ConvProblem.parse(SHAPES[0])
         with pytest.raises(KernelFailed, match="conv_forward_gpu_prolog is not defined, or not"):
-            file_backend.call_method(file, FakeGpu(), problem, "prolog", 0, 0, 0)
+            cuda_file_backend.call_method(file, FakeGpu(), problem, "prolog", 0, 0, 0)
 
 
 def test_what_the_compiler_gives_each_function(write, nvcc):
@@ -213,14 +216,14 @@ def test_nvcc_s_error_has_the_file_s_own_line(write, nvcc):
     file = kernel_file.find(write("broken.cu", text))
     with pytest.raises(KernelCompileFailed, match=rf"broken\.cu:{line}: .*\"nothing\" is undef"):
         kernel_file.compiled(
-            file, file_backend.library_command(file, "90"), (), CUBINS, AssertionError()
+            file, cuda_file_backend.library_command(file, "90"), (), CUBINS, AssertionError()
         )
 
 
 def test_what_nvcc_misses_of_mxnet_is_not_the_file_s_fault(write, nvcc):
     more = "\nstatic void more(mshadow::Tensor<mshadow::gpu, 4> y) { y += y; }\n"
     file = kernel_file.find(write("more.cuh", CUDA_2019 + more))
-    command = file_backend.library_command(file, "90")
+    command = cuda_file_backend.library_command(file, "90")
     with pytest.raises(KernelNotSupported, match=r'no operator "\+=" matches .*mshadow::Tensor'):
         kernel_file.compiled(file, command, (), CUBINS, AssertionError())
 

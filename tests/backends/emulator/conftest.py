@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from ece408_op import settings
-from ece408_op.backends.emulator import compiler, findings
+from ece408_op.backends.emulator import emulator_compiler, findings
 from ece408_op.backends.emulator.library import Emulation, begin
 from ece408_op.backends.emulator.library import load as load_library
 
@@ -16,7 +16,7 @@ def load(tmp_path, kept):
         path = tmp_path / "program.cu"
         path.write_text(text)
         with settings.override(cache=kept):
-            content = compiler.program(path)
+            content = emulator_compiler.program(path)
             library = load_library(content)
         # What another test of this process has left: findings, and an error that stays.
         findings.take()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from ece408_op import settings
-from ece408_op.backends.emulator import compiler, counts
+from ece408_op.backends.emulator import counts, emulator_compiler
 from ece408_op.backends.emulator.library import Emulation, begin
 from ece408_op.backends.emulator.library import load as load_library
 
@@ -43,8 +43,8 @@ def count(tmp_path_factory, kept):
         path = folder / "program.cu"
         path.write_text(text)
         with settings.override(cache=kept):
-            content = compiler.program(path, "counted")
-            compiler.program.cache_clear()
+            content = emulator_compiler.program(path, "counted")
+            emulator_compiler.program.cache_clear()
             library = load_library(content)
         begin(library, Emulation("counted", threads=2))
         assert library.run() == 0

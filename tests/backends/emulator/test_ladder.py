@@ -10,7 +10,7 @@ from ece408_op import settings
 from ece408_op.backends.cpu.reference import ReferenceBackend
 from ece408_op.backends.cuda.kernels import depthwise
 from ece408_op.backends.emulator import findings
-from ece408_op.backends.emulator.backend import EmulatedBackend
+from ece408_op.backends.emulator.emulator_backend import EmulatedBackend
 from ece408_op.errors import KernelNotSupported
 from ece408_op.problem import ConvProblem
 

@@ -11,7 +11,7 @@ from ece408_op.backends.emulator.library import MODES
 PROGRAM = """
 import numpy as np
 from ece408_op.backends.emulator import counts, findings
-from ece408_op.backends.emulator.backend import EmulatedBackend
+from ece408_op.backends.emulator.emulator_backend import EmulatedBackend
 from ece408_op.backends.emulator.library import Emulation
 from ece408_op.problem import ConvProblem
 

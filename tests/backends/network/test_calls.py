@@ -9,9 +9,9 @@ import pytest
 from gpu_networks import Case, array, error, small
 
 from ece408_op import settings
-from ece408_op.backends.network import Network, pieces
+from ece408_op.backends.network import Network, microbatches
 from ece408_op.backends.network.emulated import EmulatedMachine
-from ece408_op.backends.network.program import Program
+from ece408_op.backends.network.network_program import Program
 from ece408_op.errors import InvalidProblem, NotEnoughMemory, UnsupportedProblem
 from ece408_op.op_log import op_times
 
@@ -88,8 +88,8 @@ def test_the_first_steps_begin_while_images_arrive(mx, monkeypatch, flops_per_by
     """Up to where images get smaller, or where copies take no longer; with pieces of two images, of
     which the last two have one in common."""
     case = _chain(mx)
-    monkeypatch.setattr(pieces, "PIECE_BYTES", 2 * case.arrays["data"][0].nbytes)
-    monkeypatch.setattr(pieces, "_FLOPS_PER_BYTE", flops_per_byte)
+    monkeypatch.setattr(microbatches, "MICROBATCH_BYTES", 2 * case.arrays["data"][0].nbytes)
+    monkeypatch.setattr(microbatches, "_FLOPS_PER_BYTE", flops_per_byte)
     done = []
 
     def launch_early(self, lane, weights, first):
@@ -110,7 +110,7 @@ def test_steps_that_add_to_arrays_are_not_done_twice(mx, monkeypatch):
     case = Case(
         x + sym.Convolution(x, kernel=(1, 1), num_filter=4, name="b"), whole=True, data=(3, 2, 5, 6)
     )
-    monkeypatch.setattr(pieces, "PIECE_BYTES", 2 * case.arrays["data"][0].nbytes)
+    monkeypatch.setattr(microbatches, "MICROBATCH_BYTES", 2 * case.arrays["data"][0].nbytes)
     assert (case.run(case.network())[0] == case.expected()[0]).all()
 
 

@@ -14,7 +14,7 @@ from gpu_networks import NETWORKS, Case, error, small
 from ece408_op import settings
 from ece408_op.backends import network as network_room
 from ece408_op.backends.cuda.runtime import device
-from ece408_op.backends.network.machine import machines
+from ece408_op.backends.network import machines
 from ece408_op.errors import NotEnoughMemory
 from ece408_op.op_log import op_times
 

@@ -10,10 +10,10 @@ from clocks import Clock
 from gpu_networks import Case, array, small
 
 from ece408_op.backends import network
-from ece408_op.backends.cuda import sharing
-from ece408_op.backends.network import pieces
+from ece408_op.backends.cuda import load_balancer
+from ece408_op.backends.network import microbatches
 from ece408_op.backends.network.emulated import EmulatedMachine
-from ece408_op.backends.network.program import Program
+from ece408_op.backends.network.network_program import Program
 from ece408_op.op_log import op_times
 
 pytestmark = pytest.mark.usefixtures("emulated")
@@ -116,7 +116,7 @@ def test_chunks_are_shared_out_by_speed_also_where_the_last_one_overlaps(
 def test_each_gpu_begins_its_part_while_images_arrive(mx, several, monkeypatch):
     machines = several(0, 0)
     case, expected = _batch(mx, 13)
-    monkeypatch.setattr(pieces, "PIECE_BYTES", 2 * case.arrays["data"][0].nbytes)
+    monkeypatch.setattr(microbatches, "MICROBATCH_BYTES", 2 * case.arrays["data"][0].nbytes)
     begun = {each: [] for each in machines}
 
     def launch_early(self, lane, weights, first):
@@ -130,7 +130,7 @@ def test_each_gpu_begins_its_part_while_images_arrive(mx, several, monkeypatch):
     assert list(begun.values()) == [[0, 2, 4, 5]] * 2
     # Two chunks of four images for each GPU, or three and four of two.
     image_bytes = case.arrays["data"][0].nbytes
-    monkeypatch.setattr(pieces, "PIECE_BYTES", image_bytes)
+    monkeypatch.setattr(microbatches, "MICROBATCH_BYTES", image_bytes)
     for images, first in ((4, [0, 1, 2, 3]), (2, [])):
         chunk_bytes = images * image_bytes
         monkeypatch.setattr("ece408_op.backends.network.resident._CHUNK_BYTES", chunk_bytes)
@@ -144,10 +144,10 @@ def test_calls_that_are_timed_or_watched_are_whole_and_change_no_shares(mx, seve
     case, expected = _batch(mx, 5)
     net = case.network()
     with op_times() as log:
-        for _ in range(3 * sharing._TRIALS):
+        for _ in range(3 * load_balancer._TRIALS):
             assert (case.run(net)[0] == expected).all()
     # Two convolutions on each.
-    assert len(log) == 3 * sharing._TRIALS * 2 * 2
+    assert len(log) == 3 * load_balancer._TRIALS * 2 * 2
     assert _chunks(machines) != [0, 0]
     y = np.full(expected.shape, np.nan, np.float32)
     net.watch([array(each) for each in case.arrays.values()], [array(y)])
@@ -159,7 +159,7 @@ def test_what_one_gpu_does_faster_stays_there(mx, several, clock):
     machines = several(1, 50)
     case, expected = _batch(mx, 4)
     net = case.network(clock)
-    for _ in range(2 * sharing._TRIALS):
+    for _ in range(2 * load_balancer._TRIALS):
         assert (case.run(net)[0] == expected).all()
     assert min(_chunks(machines)) > 0
     for _ in range(4):

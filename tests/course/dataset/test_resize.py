@@ -8,7 +8,7 @@ import pytest
 from fake_data import fake_arrays, write_files
 
 from ece408_op.cli.main import execute
-from ece408_op.course.dataset import data, idx, resize
+from ece408_op.course.dataset import fashion_data, idx, resize
 from ece408_op.errors import CacheUnwritable, DataCorrupt
 
 SIZES = (48, 64, 70, 72)
@@ -52,7 +52,7 @@ def test_images_are_bit_equal_to_the_courses_recipe(images, size):
 
 @pytest.mark.parametrize("size", SIZES)
 def test_genuine_images_are_bit_equal_to_the_courses_recipe(fashion_mnist, size):
-    images = data.load("t10k", limit=100)[0]
+    images = fashion_data.load("t10k", limit=100)[0]
     ours = np.array([resize.resize_image(image, size) for image in images])
     np.testing.assert_array_equal(ours, by_skimage(images, size))
 
@@ -128,13 +128,13 @@ def test_a_damaged_file_is_made_again(fake, original, capfd, damage):
 
 def test_genuine_images_must_be_the_known_ones(elsewhere, fashion_mnist, capfd):
     """Those that another program has made and sealed are no others."""
-    sound = np.array(data.load("t10k", 48)[0])
+    sound = np.array(fashion_data.load("t10k", 48)[0])
     path = resize.cached_path("t10k", 48)
     content = path.read_bytes()
     pixels = bytearray(sound.tobytes())
     pixels[5_000_000] ^= 1
     path.write_bytes(content[:128] + pixels + hashlib.sha256(pixels).digest())
-    np.testing.assert_array_equal(data.load("t10k", 48)[0], sound)
+    np.testing.assert_array_equal(fashion_data.load("t10k", 48)[0], sound)
     assert path.read_bytes() == content
     assert capfd.readouterr().err.count(f"again: {path} is damaged") == 1
 

@@ -12,9 +12,9 @@ from studies import zoo
 import ece408_op
 from ece408_op import dispatch, settings
 from ece408_op.backends import Backend
-from ece408_op.backends.cpu.backend import CpuBackend
+from ece408_op.backends.cpu.cpu_backend import CpuBackend
 from ece408_op.errors import surfaced
-from ece408_op.operator.swap import swap_symbol
+from ece408_op.operator.swapping import swap_symbol
 
 LIMIT = 1e-4
 # Enough kinds of layers for every run; the others take minutes.

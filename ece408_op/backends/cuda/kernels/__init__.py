@@ -1,1 +1,1 @@
-"""The CUDA kernels: which there are, which is best for a problem, how each is laid out on it."""
+"""CUDA kernel families, the catalog, and the choice of kernel and layout for a problem."""

@@ -1,11 +1,11 @@
-"""Which CUDA kernels there are, for which problems, and which is the one to use."""
+"""Catalog of CUDA kernels, and the default choice for a problem."""
 
 from __future__ import annotations
 
 from ....errors import InvalidSetting, UnsupportedProblem
 from ....problem import ConvProblem
 from ...kernel_file import device_of
-from ..plan import Capability, Kernel
+from ..kernel_plan import Capability, Kernel
 from . import (
     copied_images,
     declared,
@@ -31,12 +31,12 @@ _FAMILIES = (
 
 
 def _number(kernel: Kernel) -> float:
-    """Its rung on the ladder; the general kernels stand beside it."""
+    """Return its rung on the ladder; general kernels have none."""
     number = kernel.name.split("_")[0]
     return int(number) if number.isdigit() else float("inf")
 
 
-# The ladder in its order, then the general kernels.
+# The ladder in order, then the general kernels.
 KERNELS = tuple(sorted((each for family in _FAMILIES for each in family.KERNELS), key=_number))
 _BY_NAME = {kernel.name: kernel for kernel in KERNELS}
 _BY_RANK = sorted(
@@ -46,12 +46,13 @@ _BY_RANK = sorted(
 
 
 def find(name: str) -> Kernel | None:
-    """The kernel of this name, if there is one."""
+    """Return the kernel of this name, or `None`."""
     return _BY_NAME.get(name)
 
 
 def get(name: str) -> Kernel:
-    """The kernel of this name, or in this file. Raises `InvalidSetting` when there is none."""
+    """Return the kernel of this name or in this file. Raises `InvalidSetting` for an unknown
+    one."""
     if device_of(name) == "cuda":
         return declared.kernel(name)
     if name not in _BY_NAME:
@@ -76,11 +77,12 @@ def _pays(kernel: Kernel, problem: ConvProblem, capability: Capability) -> bool:
 def default(
     problem: ConvProblem, direction: str, capability: Capability, precision: str = "float32"
 ) -> Kernel:
-    """The kernel that is best as far as one can tell without measuring, for the problem and
-    "forward", "backward_data", "backward_weight" or "backward_bias", on a GPU of this compute
-    capability. `precision`, one of `problem.PRECISIONS`, permits less exact ones to be it.
+    """Return the kernel that is expected to be the fastest for the problem, without measurements.
 
-    Raises `UnsupportedProblem` on a GPU that no kernel has code for.
+    `direction` is "forward", "backward_data", "backward_weight" or "backward_bias"; `precision`,
+    one of `problem.PRECISIONS`, is the minimum precision of its results.
+
+    Raises `UnsupportedProblem` on a GPU that no kernel supports.
     """
     reason: str | None = f"there is no kernel for {direction}"
     for kernel in _BY_RANK:

@@ -1,4 +1,4 @@
-"""The kernels for one input channel whose images Hopper's copy engine moves as a whole."""
+"""Kernels for one input channel in which Hopper's copy engine (TMA) moves whole images."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from ....problem import ConvProblem
-from .. import limits
-from ..plan import Capability, Code, Family, Launch, Layout, Plan, divide_up, entry
+from .. import gpu_limits
+from ..kernel_plan import Capability, Code, Family, Launch, Layout, Plan, divide_up, entry
 from .one_channel import (
     MOST_REGISTERS,
     factor_bytes,
@@ -21,23 +21,23 @@ from .one_channel import (
 from .register_tiles import defines
 
 _ARCHITECTURES = ("90", "100", "120")
-# Relative speed on an H200, by filters of a group and groups that there is room for.
+# Relative speed on an H200, by (filters per group, stages for groups of outputs).
 _GROUPS = {(1, 3): 0.9, (1, 4): 0.9, (2, 3): 0.97, (2, 4): 1.0, (3, 3): 0.98, (3, 4): 0.98}
-# Images from which on blocks of whole images are enough for all processors.
+# Batch size from which blocks of whole images occupy all multiprocessors.
 _MANY_IMAGES = 512
-# Elements of a line of memory.
+# Floats per memory line.
 _LINE = 32
-# Registers that kernel 19 leaves a thread that does not compute.
+# Registers per thread of the warps of kernel 19 that only move data.
 _MOVER_REGISTERS = 24
-# What a thread can have at most.
+# Maximum registers per thread.
 _MOST_OF_A_THREAD = 248
 
 
 @dataclass(frozen=True)
 class Moved(Layout):
-    """How 16 and 19 are laid out: rows of a thread, images of a block, filters whose outputs leave
-    together, room for how many such groups, blocks that a processor is to hold, and units of
-    images that a block has room for."""
+    """Layout of kernels 16 and 19: rows per thread, images per block, filters whose outputs are
+    stored together, buffers (stages) for such groups, blocks per multiprocessor, and buffers for
+    images."""
 
     rows: int
     images: int
@@ -49,8 +49,9 @@ class Moved(Layout):
 
 @dataclass(frozen=True)
 class CopiedImages(Family):
-    """One launch of persistent blocks: `warps` of a block's warps move images and outputs, and the
-    others, a multiple of these, compute; if these `hand_over`, the others get their registers."""
+    """One launch of persistent blocks. `warps` warps of a block move images and outputs; the
+    others, a multiple of that number, compute. With `hand_over` the moving warps pass their
+    registers on to them."""
 
     warps: int
     hand_over: bool
@@ -65,7 +66,7 @@ class CopiedImages(Family):
                 "it moves images and outputs in pieces of 16 bytes, not of "
                 f"{problem.height}x{problem.width} and {problem.out_height}x{problem.out_width}"
             )
-        if next(self._fitting(problem, limits.LEAST_SHARED_BYTES), None) is None:
+        if next(self._fitting(problem, gpu_limits.LEAST_SHARED_BYTES), None) is None:
             return (
                 f"an image of {problem.height}x{problem.width} takes more threads, registers or "
                 "shared memory than a block has"
@@ -73,17 +74,17 @@ class CopiedImages(Family):
         return None
 
     def layouts(self, problem: ConvProblem, capability: Capability) -> list[Moved]:
-        shared = limits.shared_bytes(capability)
+        shared = gpu_limits.shared_bytes(capability)
         fitting = self._fitting(problem, shared)
         best = sorted(fitting, key=lambda tile: self._busy(problem, tile), reverse=True)[:15]
         return [replace(tile, buffers=_buffers(problem, tile, shared)) for tile in best]
 
     def pays(self, problem: ConvProblem, capability: Capability) -> bool:
-        # It gives each block whole images.
+        # Each block computes whole images.
         return problem.batch >= _MANY_IMAGES
 
     def activates(self, accumulate: bool) -> bool:
-        # The copy engine adds to what is there.
+        # The copy engine accumulates in memory, so there is no place for an epilogue.
         return not accumulate
 
     def plan(self, kernel: Code, problem: ConvProblem, layout: Moved, accumulate: bool) -> Plan:
@@ -102,35 +103,35 @@ class CopiedImages(Family):
         return Plan(kernel, macros, (launch,))
 
     def _busy(self, problem: ConvProblem, tile: Moved) -> float:
-        """How good a tile is: threads that compute on a processor, less what they compute for
-        nothing; rather more rows, which take fewer loads of the weights, and groups as measured."""
+        """Estimate a tile's speed: computing threads per multiprocessor, times the fraction of
+        useful work; more rows need fewer weight loads; groups count as measured."""
         threads = self._threads(problem, tile) - 32 * self.warps
         windows = tile.images * windows_of(problem, tile.rows) // problem.batch
         useful = windows / threads * problem.out_height / whole(problem.out_height, tile.rows)
         rows = tile.rows / (tile.rows + 2)
         group = _GROUPS[tile.group, tile.stages]
-        # Each block has a warp that moves, which takes a turn from those that compute.
+        # The moving warp of each block takes issue slots from the computing ones.
         movers_share = threads / (threads + 32)
         return min(tile.blocks * threads, 384) * useful * rows * group * movers_share
 
     def _fitting(self, problem: ConvProblem, shared: int) -> Iterator[Moved]:
-        """All tiles whose blocks a processor with so much shared memory can hold."""
+        """Yield all tiles whose blocks fit into this much shared memory per multiprocessor."""
         groups = [group for group in (1, 2, 3) if problem.filters % group == 0]
         tiles = itertools.product(possible_rows(problem), (1, 2, 4, 8), groups, (3, 4))
         for rows, images, group, stages in tiles:
             tile = Moved(rows, images, group, stages, 1)
-            nbytes = _shared_bytes(problem, tile, 1) + limits.RESERVED_SHARED_BYTES
+            nbytes = _shared_bytes(problem, tile, 1) + gpu_limits.RESERVED_SHARED_BYTES
             most = min(self._blocks_by_registers(problem, tile), shared // nbytes)
-            if self._threads(problem, tile) <= limits.THREADS and most >= 1:
+            if self._threads(problem, tile) <= gpu_limits.THREADS and most >= 1:
                 yield replace(tile, blocks=min(most, 8))
 
     def _blocks_by_registers(self, problem: ConvProblem, tile: Moved) -> int:
-        """Blocks that a processor's registers suffice for."""
+        """Return the number of blocks per multiprocessor that the registers allow."""
         threads = self._threads(problem, tile)
         needed = whole(registers(problem, tile.rows), 8)
         if not self.hand_over:
-            # Registers are given to warps by fours.
-            return 32 * (limits.REGISTERS // (32 * needed) // 4 * 4) // threads
+            # Registers are allocated to groups of four warps.
+            return 32 * (gpu_limits.REGISTERS // (32 * needed) // 4 * 4) // threads
         fit = (
             blocks
             for blocks in range(1, 9)
@@ -139,29 +140,30 @@ class CopiedImages(Family):
         return max(fit, default=0)
 
     def _handed_over(self, problem: ConvProblem, tile: Moved) -> int:
-        """Registers of a thread of 19 that computes: what the block's warps begin with, which is
-        all that they may have, shared out again. 0 where that is more than any of them can use."""
+        """Return the registers per computing thread of kernel 19: the initial registers of all the
+        block's warps, redistributed. 0 if the initial allocation exceeds what a thread can use."""
         warps = self._threads(problem, tile) // 32
-        at_first = limits.REGISTERS // (32 * warps * tile.blocks) // 8 * 8
+        at_first = gpu_limits.REGISTERS // (32 * warps * tile.blocks) // 8 * 8
         if at_first > MOST_REGISTERS:
             return 0
         left = at_first * warps - _MOVER_REGISTERS * self.warps
         return min(left // (warps - self.warps) // 8 * 8, _MOST_OF_A_THREAD)
 
     def _threads(self, problem: ConvProblem, tile: Moved) -> int:
-        """Threads of a block: those that compute, and the warps before them."""
+        """Return the threads per block: the computing ones, and the moving warps before them."""
         windows = tile.images * windows_of(problem, tile.rows) // problem.batch
         return whole(windows, 32 * self.warps) + 32 * self.warps
 
 
 def _buffers(problem: ConvProblem, tile: Moved, shared: int) -> int:
-    """Units whose images a block has room for: two, if all blocks still fit."""
-    nbytes = _shared_bytes(problem, tile, 2) + limits.RESERVED_SHARED_BYTES
+    """Return the number of image buffers of a block: two if all blocks still fit."""
+    nbytes = _shared_bytes(problem, tile, 2) + gpu_limits.RESERVED_SHARED_BYTES
     return 2 if tile.blocks * nbytes <= shared else 1
 
 
 def _shared_bytes(problem: ConvProblem, tile: Moved, buffers: int) -> int:
-    """Shared memory of a block: outputs starting anywhere in a line, images, factors, barriers."""
+    """Shared memory of a block: outputs, which may start anywhere in a line, images, factors,
+    barriers."""
     room = whole(tile.group * problem.out_height * problem.out_width, _LINE) + _LINE
     pixels = problem.height * problem.width
     elements = tile.images * (tile.stages * room + buffers * pixels)

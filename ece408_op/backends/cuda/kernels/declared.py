@@ -1,13 +1,13 @@
-"""A CUDA kernel in a user's file, which says in comments how it is launched.
+"""CUDA kernels in users' files, with the launch declared in a comment.
 
     // ece408: launch convolve<<<dim3(ceil_div(OH * OW, 256), M, B), 256>>>(y, x, w, C, H, W, K)
 
-A launch has CUDA's own form: grid, block and, if need be, bytes of dynamic shared memory, each an
-expression of whole numbers; then the function's arguments, arrays or such expressions. Launches run
-in their order. `// ece408: workspace BYTES` asks for memory that they share, under the name
-workspace, and `// ece408: constant weights = w` for a copy of w in a `__constant__` variable.
-`// ece408: tunable TILE = 16, 8, 32` compiles the file with the macro TILE, whose number is the
-first one until `ece408 tune` has found a better one; launches may use it in their expressions.
+A launch has CUDA's syntax: grid, block and optionally bytes of dynamic shared memory, each an
+integer expression; then the function's arguments: arrays or such expressions. Launches run in
+order. `// ece408: workspace BYTES` requests scratch memory for them, named workspace; `// ece408:
+constant weights = w` requests a copy of w in a `__constant__` variable. `// ece408: tunable TILE =
+16, 8, 32` compiles the file with the macro TILE. Its value is the first one until `ece408 tune` has
+found a better one; launches may use it in their expressions.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from dataclasses import dataclass
 from ....errors import InvalidSetting, UnsupportedProblem
 from ....problem import ConvProblem
 from ...kernel_file import KernelFile, find
-from .. import limits
-from ..plan import (
+from .. import gpu_limits
+from ..kernel_plan import (
     ARCHITECTURES,
     Capability,
     Code,
@@ -46,7 +46,7 @@ _LAUNCH = re.compile(r"launch\s+(\w+)\s*<<<(.+)>>>\s*\((.*)\)\s*;?$")
 _CONSTANT = re.compile(r"constant\s+(\w+)\s*=\s*(x|w)$")
 _TUNABLE = re.compile(r"tunable\s+(\w+)\s*=\s*(\d+(?:\s*,\s*\d+)*)$")
 _MOST_LAYOUTS = 256
-# Characters of a declaration in a message.
+# Characters of a declaration shown in a message.
 _MOST_SHOWN = 200
 _DEFINE = re.compile(r"^[ \t]*#[ \t]*define[ \t]+(\w+)[ \t]+\(?(\d+)\)?[ \t]*(?://.*)?$", re.M)
 _ARRAYS = ("y", "x", "w", "bias", "workspace")
@@ -56,7 +56,7 @@ _OPERATORS: dict[type, Callable[[int, int], int]] = {
     ast.Add: operator.add,
     ast.Sub: operator.sub,
     ast.Mult: operator.mul,
-    # As in C, for numbers that are not negative.
+    # As in C, for non-negative numbers.
     ast.Div: operator.floordiv,
     ast.FloorDiv: operator.floordiv,
     ast.Mod: operator.mod,
@@ -69,17 +69,17 @@ _FUNCTIONS: dict[str, Callable[..., int]] = {
 
 @dataclass(frozen=True)
 class _Directive:
-    """What stands behind `// ece408:`, and its line."""
+    """The text after `// ece408:`, and its line."""
 
     text: str
     line: int
 
 
 def kernel(name: str) -> Kernel:
-    """The kernel of a file whose launch is declared in it.
+    """Return the kernel of a file that declares its launch.
 
-    Raises `InvalidSetting` for a file that is not there or not of this form, and, with its line,
-    for a declaration that means nothing.
+    Raises `InvalidSetting` for a missing file or one of another form, and, with the line, for an
+    invalid declaration.
     """
     file = find(name)
     if file.form != "declared":
@@ -93,7 +93,7 @@ def kernel(name: str) -> Kernel:
 @functools.lru_cache(maxsize=64)
 def _kernel(file: KernelFile) -> Kernel:
     family = _Declared(file)
-    # Declarations that mean nothing are found now, not at the first layer.
+    # Report invalid declarations now rather than at the first layer.
     family.plan_of(ConvProblem.parse("b1,c1,h9,w9,m1,k3x3"), False)
     code = (file.name, str(file.path), ARCHITECTURES, "float32", True)
     return Kernel(*code, "forward", f"the file {file.name}", family)
@@ -101,7 +101,7 @@ def _kernel(file: KernelFile) -> Kernel:
 
 @dataclass(frozen=True)
 class _Numbers(Layout):
-    """A number for each of the file's tunables."""
+    """The values of the file's tunables."""
 
     numbers: Tunables = ()
 
@@ -115,7 +115,7 @@ class _Numbers(Layout):
 
 
 class _Declared(Family):
-    """What the file declares, for the problems that it mentions."""
+    """The kernels that a file declares, for the problems whose variables it mentions."""
 
     def __init__(self, file: KernelFile) -> None:
         self._file = file
@@ -161,7 +161,8 @@ class _Declared(Family):
         return False
 
     def plan(self, kernel: Code, problem: ConvProblem, layout: Layout, accumulate: bool) -> Plan:
-        """Raises `UnsupportedProblem` for a sum that the file cannot add to."""
+        """Raises `UnsupportedProblem` if the result is to be added to y and the file cannot do
+        so."""
         if accumulate and "output.cuh" not in self._includes:
             raise UnsupportedProblem(
                 f"kernel file {self._file.name} overwrites y and cannot add to it; include "
@@ -176,7 +177,7 @@ class _Declared(Family):
         layout: Layout | None = None,
         kernel: Code | None = None,
     ) -> Plan:
-        """The plan, with the first layout and of no kernel in particular unless they are given."""
+        """Return the plan; the layout defaults to the first one, the kernel to an unnamed one."""
         layout = layout or self._layouts[0]
         names = {**self._numbers, **dict(layout.tunables), **_names(problem)}
         launches = tuple(self._launch(each, names) for each in self._launches)
@@ -198,7 +199,7 @@ class _Declared(Family):
         return Plan(code, defines, launches, tuple(constants), workspace)
 
     def _combined(self, directives: Sequence[_Directive]) -> list[_Numbers]:
-        """All combinations of the tunables' numbers, those of the first ones first."""
+        """Return all combinations of the tunables' values, varying the last one fastest."""
         axes = []
         for each in directives:
             match = _TUNABLE.match(each.text)
@@ -246,7 +247,7 @@ class _Declared(Family):
         return [self._evaluate(directive, part, names) for part in self._parse(directive, text)]
 
     def _parse(self, directive: _Directive, text: str) -> list[ast.expr]:
-        """Expressions between commas."""
+        """Parse comma-separated expressions."""
         try:
             tree = ast.parse(f"({text.strip()},)", mode="eval") if text.strip() else None
         except (SyntaxError, ValueError, RecursionError, MemoryError):
@@ -273,8 +274,8 @@ class _Declared(Family):
             raise self._invalid(directive, f"has {_text(node)!r}: {error}") from None
 
     def _defines(self, problem: ConvProblem, accumulate: bool) -> Defines:
-        """The macros of shape.cuh and output.cuh, where the file has them; its text's checksum, so
-        that code of another text is another module."""
+        """Return the macros of shape.cuh and output.cuh if the file includes them, and the text's
+        checksum, so that changed code becomes another module."""
         shape = {
             "CHANNELS": problem.channels // problem.groups, "HEIGHT": problem.height,
             "WIDTH": problem.width, "FILTERS": problem.filters // problem.groups,
@@ -286,7 +287,8 @@ class _Declared(Family):
         return (*given, *output, ("ECE408_TEXT", f"0x{self._file.key}"))
 
     def _mentions(self, names: str, macro: str) -> bool:
-        """Whether the launch has both names, or the file the macros of shape.cuh in their place."""
+        """Return whether the launch mentions both names, or the file uses shape.cuh's macros
+        instead."""
         in_macros = "shape.cuh" in self._includes and {f"{macro}_H", f"{macro}_W"} <= set(
             re.findall(r"\w+", self._file.text)
         )
@@ -302,7 +304,7 @@ _ANY = ConvProblem.parse("b1,c1,h1,w1,m1,k1x1")
 
 
 def _names(problem: ConvProblem) -> dict[str, int]:
-    """What expressions are made of."""
+    """Return the variables of expressions."""
     return {
         "B": problem.batch, "M": problem.filters, "C": problem.channels,
         "H": problem.height, "W": problem.width, "K": problem.kernel[0],
@@ -356,9 +358,9 @@ def _beyond_limits(plan: Plan) -> str | None:
             if any(not 1 <= number <= top for number, top in zip(numbers, most)):
                 return f"its {name} of {launch.function} would be {numbers}, of 1 to {most}"
         x, y, z = launch.block
-        if x * y * z > limits.THREADS:
+        if x * y * z > gpu_limits.THREADS:
             return f"its block of {launch.function} would have {x * y * z} threads, more than 1024"
     for copy in plan.constants:
-        if copy.nbytes > limits.CONSTANT_BYTES:
+        if copy.nbytes > gpu_limits.CONSTANT_BYTES:
             return f"{copy.array} takes {copy.nbytes} bytes, and constant memory has 65536"
     return None

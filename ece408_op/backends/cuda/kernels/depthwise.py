@@ -1,5 +1,5 @@
-"""Kernels for groups of one channel and one filter (depthwise) and for groups of few (grouped), at
-the memory's speed. kernels/cuda/depthwise/depthwise.cuh and depthwise_fwd.cuh say how."""
+"""Kernels for depthwise convolutions and groups of few channels, limited by memory bandwidth.
+kernels/cuda/depthwise/depthwise.cuh and depthwise_fwd.cuh explain the algorithm."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from functools import partial
 
 from ....problem import ConvProblem
-from .. import limits
-from ..plan import (
+from .. import gpu_limits
+from ..kernel_plan import (
     Capability,
     Code,
     Defines,
@@ -25,37 +25,37 @@ from ..plan import (
     window_defines,
 )
 
-_MOST_TAPS = 7  # of an axis
-_MOST_REACH = 64  # rows from a window's first to its last
-_MOST_STRIDE = 4  # that is undone: a thread has a column for each remainder
+_MOST_TAPS = 7  # per axis
+_MOST_REACH = 64  # rows that a window spans
+_MOST_STRIDE = 4  # for gradients: a thread has a column for each phase of the stride
 _MOST_ROWS = 8
-# Where groups have several planes, the most: that a group writes, that a block reads of a group at
-# once, and numbers that a thread keeps in registers.
+# Limits if groups have several planes: planes that a group writes, planes of a group that a block
+# reads at a time, and values that a thread keeps in registers.
 _MOST_OUT, _MOST_HELD = 8, 8
 _MOST_KEPT = 112
-# Of these as many as leave a processor enough threads, and threads of a block.
+# Preferred values: enough threads per multiprocessor, and threads per block.
 _GOOD_KEPT, _GOOD_THREADS = 32, 128
 _THREADS, _MOST_THREADS = 256, 512
-# Of small planes a block takes several, until it has about as many threads.
+# A block takes several small planes, until it has about this number of threads.
 _PLANES_THREADS = 128
-# Outputs of so many rows, and all where the kernel strides, are computed without shared memory: in
-# 15 layers on an H200 that took 0.91 of the time in the median of batch 32 (0.85 to 0.99), 0.95 of
-# 256 (0.90 to 1.03) and 0.96 of 1 (0.84 to 1.11); of other heights 1.12, 1.10 and 1.02.
+# Output heights computed without shared memory, as are all strided kernels. In 15 layers on an H200
+# that took, in the median, 0.91 of the time at batch 32 (0.85 to 0.99), 0.95 at 256 (0.90 to 1.03)
+# and 0.96 at 1 (0.84 to 1.11); for other heights 1.12, 1.10 and 1.02.
 _DIRECT_HEIGHTS = range(8, 29)
 _MOST_ITEMS = 2**32 - 1
-# Vectors of 16 bytes that a thread copies at most.
+# Maximum number of 16-byte vectors that a thread copies.
 _VECTORS = 8
-# Of an image, at most, and blocks that keep all processors busy.
+# Maximum channels of an image, and the number of blocks that keeps all multiprocessors busy.
 _IMAGE_CHANNELS, _FULL_GRID = 4, 264
-# Blocks that the gradient for w is cut into, for 132 processors.
+# Blocks of the gradient for w, for 132 multiprocessors.
 _WEIGHT_BLOCKS = 8 * 132
 
 
 @dataclass(frozen=True)
 class Bands(Layout):
-    """Rows of a thread, of which a block has `strips` times as many of one group, or all rows of
-    `planes` groups, and its threads. With 0 planes it reads without shared memory: `strips` are
-    those of a plane, and the block's threads are any of all planes'."""
+    """Rows per thread; a block has `strips` times as many rows of one group, or all rows of
+    `planes` groups. With 0 planes the kernel reads without shared memory: `strips` is then per
+    plane, and a block's threads may belong to several planes."""
 
     rows: int
     strips: int
@@ -65,13 +65,14 @@ class Bands(Layout):
 
 @dataclass(frozen=True)
 class _Shape:
-    """What a kernel reads and writes: planes of a group, heights, widths, columns of a thread."""
+    """Geometry of a kernel: planes of a group, heights and widths of inputs and outputs, columns
+    per thread."""
 
     of_group: tuple[int, int]
     ins: tuple[int, int]
     outs: tuple[int, int]
     columns: int
-    # A thread's rows are a multiple of this.
+    # Rows per thread are a multiple of this.
     step: int
 
     @property
@@ -82,11 +83,11 @@ class _Shape:
 
 @dataclass(frozen=True)
 class _Planes(Family):
-    """Threads take columns of bands of rows that blocks copy into shared memory. With `few` groups
-    have few planes of outputs, else one channel and one filter."""
+    """Kernels whose threads compute columns of row bands, which blocks copy to shared memory. With
+    `few`, groups have few output planes, else one channel and one filter."""
 
     few: bool = False
-    # Planes of which groups have few, and whether a block may read the others in several steps.
+    # The planes of which a group has few; and whether a block may read the others in several steps.
     _few_of = ""
     _in_steps = True
     # Whether threads can read without shared memory.
@@ -94,26 +95,27 @@ class _Planes(Family):
 
     @abstractmethod
     def _shape(self, problem: ConvProblem) -> _Shape:
-        """Of what the threads read and write."""
+        """Return the geometry of inputs and outputs."""
 
     @abstractmethod
     def _in_rows(self, problem: ConvProblem, rows: int) -> int:
-        """Rows that so many neighbouring rows of outputs read, at most."""
+        """Return the maximum number of input rows for this number of adjacent output rows."""
 
     @abstractmethod
     def _collects(self, shape: _Shape) -> bool:
-        """Whether a block has its outputs in shared memory, too."""
+        """Return whether a block also collects its outputs in shared memory."""
 
     @abstractmethod
     def _kept(self, problem: ConvProblem, rows: int) -> int:
-        """Sums of a thread with so many rows, and what it needs for all of them."""
+        """Return the values that a thread keeps in registers: its sums for `rows` rows, and common
+        values."""
 
     def _most_planes(self, of_group: tuple[int, int]) -> int:
-        """Of a group, of those that must be few."""
+        """Return the number of planes of a group that is limited."""
         return of_group[1]
 
     def _threads_of(self, shape: _Shape, items: int) -> int:
-        """For so many items: a column of a thread's rows each."""
+        """Return the threads for this number of items; an item is a column of a thread's rows."""
         return items
 
     def why_not(self, problem: ConvProblem) -> str | None:
@@ -143,7 +145,7 @@ class _Planes(Family):
         return None
 
     def pays(self, problem: ConvProblem, capability: Capability) -> bool:
-        # Where an output reads many planes, a matrix product is faster.
+        # If an output reads many planes, a matrix product is faster.
         return not self.few or (problem.groups > 1 and max(_of_group(problem)) <= _MOST_HELD)
 
     def layouts(self, problem: ConvProblem, capability: Capability) -> list[Bands]:
@@ -161,12 +163,12 @@ class _Planes(Family):
         if self.few or not self._direct or shape.columns > 1 or shape.step > 1:
             return
         counts = _row_counts(height, 1, lambda rows: divide_up(height, rows) * rows)
-        # Of windows that hardly overlap small strips read little twice.
+        # If windows hardly overlap, small strips read little twice.
         if _reach(problem) <= problem.stride[0] + 1:
             counts = sorted(counts, key=lambda rows: rows != 2)
         for rows in counts:
             layout = Bands(rows, divide_up(height, rows), 0, _THREADS // 2)
-            # Threads are counted in 32 bits.
+            # Thread indices are 32-bit integers.
             are_few = _blocks(problem, shape, layout) * layout.threads <= _MOST_ITEMS
             if are_few and self._kept(problem, rows) <= _MOST_KEPT:
                 yield layout
@@ -176,7 +178,7 @@ class _Planes(Family):
         height = shape.outs[0]
 
         def strips_of(rows: int, threads: int) -> int:
-            """Of a band: as even bands as there can be."""
+            """Return the strips per band, with bands as even as possible."""
             strips = divide_up(height, rows)
             at_once = max(1, threads // self._threads_of(shape, shape.units))
             return divide_up(strips, divide_up(strips, at_once))
@@ -197,24 +199,24 @@ class _Planes(Family):
             yield from self._fitting(problem, Bands(rows, 1, 1, 0))
 
     def _fitting(self, problem: ConvProblem, layout: Bands) -> Iterator[Bands]:
-        """The layout with its threads, if there is shared memory for it."""
+        """Yield the layout with its thread count if its shared memory suffices."""
         if self._kept(problem, layout.rows) <= _MOST_KEPT:
             for _, threads in self._fits(problem, layout):
                 yield Bands(layout.rows, layout.strips, layout.planes, threads)
                 return
 
     def _held(self, problem: ConvProblem, layout: Bands) -> int:
-        """Planes of a group that a block reads at once."""
+        """Return the planes of a group that a block reads at a time."""
         if layout.planes == 0:
             return 1
         return next(self._fits(problem, layout))[0]
 
     def _fits(self, problem: ConvProblem, layout: Bands) -> Iterator[tuple[int, int]]:
-        """How many planes of a group a block may read at once, and its threads then."""
+        """Yield the possible numbers of planes read at a time, each with its thread count."""
         shape = self._shape(problem)
         group_in = shape.of_group[0]
         for held in range(min(group_in, _MOST_HELD), 0, -1):
-            # Sums of some of the planes stay in registers meanwhile.
+            # Partial sums stay in registers between the steps.
             in_steps = self._in_steps and layout.planes == 1 and group_in % held == 0
             if held < group_in and not in_steps:
                 continue
@@ -223,18 +225,18 @@ class _Planes(Family):
             others = self._other_floats(problem, layout.planes * held, threads)
             nbytes = 4 * (pixels + rest + others)
             at_once = held == group_in or layout.strips * shape.units <= threads
-            if nbytes <= limits.STATIC_SHARED_BYTES and threads <= _MOST_THREADS and at_once:
+            if nbytes <= gpu_limits.STATIC_SHARED_BYTES and threads <= _MOST_THREADS and at_once:
                 yield held, threads
 
     def _floats(self, problem: ConvProblem, layout: Bands, held: int) -> tuple[int, int]:
-        """Of the pixels that a block reads at once; of what lies around them, and of its outputs if
-        they are in shared memory, too."""
+        """Return the floats of pixels that a block reads at a time, and those of their border and
+        of the outputs if they are collected in shared memory."""
         shape = self._shape(problem)
         height, width = shape.ins
         out_rows = min(layout.strips * layout.rows, shape.outs[0])
         whole = out_rows == shape.outs[0]
         in_rows = height if whole else min(height, self._in_rows(problem, out_rows))
-        # At most what windows reach over the ends of a row.
+        # Maximum overhang of windows at the ends of a row.
         margin = problem.pad[1] + (problem.kernel[1] - 1) * problem.dilate[1] + shape.columns
         around = (1 if whole else held) * (width + 3 * margin + 16)
         outputs = shape.of_group[1] * (layout.planes * out_rows * shape.outs[1] + 4)
@@ -243,13 +245,14 @@ class _Planes(Family):
         )
 
     def _thread_count(self, shape: _Shape, layout: Bands, copying: int) -> int:
-        """Of a block, at least as many as are for `copying`, in whole warps."""
+        """Return the threads per block, in whole warps, with at least enough threads for
+        `copying`."""
         items = layout.planes * layout.strips * shape.units
         return _warps(max(items if layout.planes > 1 else min(items, _THREADS), copying))
 
     @abstractmethod
     def _other_floats(self, problem: ConvProblem, planes: int, threads: int) -> int:
-        """Of shared memory, besides pixels, for so many planes that are read."""
+        """Return the floats of shared memory other than pixels, for this number of planes."""
 
     def _defines(self, problem: ConvProblem, layout: Bands, accumulate: bool) -> Defines:
         sizes = [(name.upper(), getattr(problem, name)) for name in ("groups", "height", "width")]
@@ -266,20 +269,20 @@ class _Planes(Family):
 
 
 class _Gather(_Planes):
-    """Threads add up what their outputs read."""
+    """Kernels in which a thread sums the inputs of its outputs."""
 
     def layouts(self, problem: ConvProblem, capability: Capability) -> list[Bands]:
         layouts = super().layouts(problem, capability)
         return sorted(layouts, key=partial(self._cost, problem)) if self.few else layouts
 
     def _cost(self, problem: ConvProblem, layout: Bands) -> float:
-        """How long an output of one plane takes, in steps of shared memory and of multiplying: on
-        an H200 the least of it came within a fifth of the fastest of 16 problems' layouts."""
+        """Estimate the time of an output of one plane, in steps of shared memory and arithmetic. On
+        an H200 the best estimate was within 20% of the fastest layout for 16 problems."""
         shape, taps = self._shape(problem), math.prod(problem.kernel)
         outs, rows = shape.of_group[1], layout.rows
         columns, step = shape.columns, shape.step
         strided = problem.stride if step == columns == 1 else (1, 1)
-        # Every other float of a row takes two turns.
+        # A stride of 2 causes two-way bank conflicts.
         reads = ((rows // step - 1) * strided[0] + problem.kernel[0]) * (1 + (strided[1] > 1))
         reads *= problem.kernel[1] + columns - 1
         products = rows / step * taps * outs / 4
@@ -292,13 +295,13 @@ class _Gather(_Planes):
 
     def _other_floats(self, problem: ConvProblem, planes: int, threads: int) -> int:
         outs = self._shape(problem).of_group[1]
-        # A tap's weights are loaded at once.
+        # The weights of a tap are loaded as vectors.
         aligned = divide_up(outs, 4) * 4 if outs > 2 else outs
         return planes * aligned * math.prod(problem.kernel) if self.few else 0
 
 
 class Forward(_Gather):
-    """y from x."""
+    """Kernels for y, from x."""
 
     _few_of = "filters"
 
@@ -327,14 +330,14 @@ class Forward(_Gather):
 
 
 class BackwardData(_Gather):
-    """dx from dy; a thread has pixels of all remainders by the strides."""
+    """Kernels for dx, from dy; a thread computes pixels of all stride phases."""
 
     _few_of = "channels"
 
     def pays(self, problem: ConvProblem, capability: Capability) -> bool:
         if super().pays(problem, capability):
             return True
-        # Of an image's channels a tile of a matrix product is almost empty.
+        # For few channels, as in an image, a matrix product's tile is almost empty.
         is_image = problem.groups == 1 and problem.channels <= _IMAGE_CHANNELS
         if not is_image or problem.stride != (1, 1) or math.prod(problem.kernel) == 1:
             return False
@@ -367,15 +370,16 @@ class BackwardData(_Gather):
 
 
 class BackwardWeight(Forward):
-    """dw from the windows of x and dy, in one slice of the images or in several, which are then
-    added up."""
+    """Kernels for dw, from windows of x and dy; the images are split into slices whose sums are
+    then added up."""
 
     _few_of = "channels and filters"
     _in_steps = False
     _direct = False
 
     def pays(self, problem: ConvProblem, capability: Capability) -> bool:
-        # Hopper's tensor cores are faster for more, unless a stride has them read too much.
+        # Hopper's tensor cores are faster for larger groups, unless a stride increases what they
+        # read.
         is_small = max(_of_group(problem)) <= 4 or problem.stride != (1, 1) or capability[0] != 9
         return super().pays(problem, capability) and is_small
 
@@ -433,18 +437,18 @@ class BackwardWeight(Forward):
 
 
 def _of_group(problem: ConvProblem) -> tuple[int, int]:
-    """Its channels and its filters."""
+    """Return the channels and filters per group."""
     return problem.channels // problem.groups, problem.filters // problem.groups
 
 
 def _reach(problem: ConvProblem) -> int:
-    """Rows from a window's first to its last."""
+    """Return the rows that a window spans."""
     return (problem.kernel[0] - 1) * problem.dilate[0] + 1
 
 
 def _row_counts(height: int, step: int, computed: Callable[[int], int]) -> list[int]:
-    """Rows of a thread worth measuring, all multiples of `step`: first those with which the fewest
-    rows are `computed`, of these the most."""
+    """Return candidate rows per thread, multiples of `step`: first those with the fewest `computed`
+    rows and, among these, the largest."""
     most = max(step, min(_MOST_ROWS, divide_up(height, step) * step))
     counts = range(step, most + 1, step)
     few = [rows for rows in counts if rows >= min(4, most)] or [most]
@@ -453,7 +457,7 @@ def _row_counts(height: int, step: int, computed: Callable[[int], int]) -> list[
 
 
 def _warps(threads: int) -> int:
-    """As many threads or more, in whole warps."""
+    """Round up to whole warps."""
     return divide_up(threads, 32) * 32
 
 

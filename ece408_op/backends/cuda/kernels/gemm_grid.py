@@ -1,7 +1,7 @@
-"""The grids of kernels/cuda/gemm/gemm_grid.cuh: how convolutions become matrix products.
+"""Grids of kernels/cuda/gemm/gemm_grid.cuh, which map convolutions to matrix products.
 
-`implicit_gemm_prepacked` and its gradient for w share the arithmetic of the grids, the macros that
-pass it to the sources, and the constants of their estimates.
+Common part of `implicit_gemm_prepacked` and its gradient for w: the grids' arithmetic, their
+macros, and constants of the cost models.
 """
 
 from __future__ import annotations
@@ -14,39 +14,40 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from ....problem import ConvProblem
-from .. import limits
-from ..plan import Defines, divide_up, window_defines
+from .. import gpu_limits
+from ..kernel_plan import Defines, divide_up, window_defines
 
-SHARED_BYTES = limits.shared_bytes((9, 0)) - limits.RESERVED_SHARED_BYTES
+SHARED_BYTES = gpu_limits.shared_bytes((9, 0)) - gpu_limits.RESERVED_SHARED_BYTES
 RECORD_BYTES = 16
 THREADS = 384
-# A GPU's, as a rule: only how work is divided depends on it.
+# Typical number of multiprocessors; only the work partition depends on it.
 PROCESSORS = 132
 MOST_STAGES = 8
-# Of the tensor cores' tiles: rows, and values of k.
+# The tensor cores' tiles: rows, and values of k.
 ROWS, STEP = 64, 16
-# Cycles that a block takes for a tile besides multiplying.
+# Overhead of a tile in cycles, besides multiplying.
 TILE_CYCLES = 2500
-# Bytes that the GPU's L2 cache and its memory give a processor in a cycle, about.
+# Approximate bytes per cycle and multiprocessor from the L2 cache and from memory.
 CACHE_RATE, MEMORY_RATE = 26, 18
-# What a group of warps does not multiply in: it waits for a tap's sums.
+# Cycles in which a warp group waits for a tap's sums and multiplies nothing.
 _PROMOTION_CYCLES = 150
-# Taps that the sources' tables have room for, in all and in a row or column.
+# Limits of the sources' tap tables: in total, and in a row or column.
 _MOST_TAPS, _LONGEST = 1024, 128
-# Products, zeros included, for each that is needed, up to which the tensor cores are faster.
+# Tensor cores are faster up to this number of products (zeros included) per needed product.
 _MOST_ZEROS = 24
-# Channels of a group up to which the taps of a row may be channels as well.
+# Up to this number of channels per group, the taps of a row may be treated as channels.
 _FEW_CHANNELS = 8
-# Terms of a sum up to which a plain float32 sum rounds so rarely that numbers in two halves, which
-# keep 23 of their 24 bits, are less exact; and up to which tensor cores, which truncate, may add up
-# SHORT_STEP at a time only. By simulation and measurement with terms of very different magnitudes.
+# Short sums. Up to _FEW_TERMS terms, a plain float32 sum rounds so rarely that numbers split into
+# two halves, which keep 23 of 24 bits, are less exact. Up to _SHORT_TERMS, tensor cores, which
+# truncate, may sum only SHORT_STEP terms at a time. Found by simulation and measurement with terms
+# of very different magnitudes.
 _FEW_TERMS, _SHORT_TERMS, SHORT_STEP = 96, 200, 32
 
 
 @dataclass(frozen=True)
 class Axis:
-    """One axis of a grid, as the macros of implicit_gemm_prepacked.cu have it. `taps` has, for each
-    remainder, the taps' places in the grid; `all_taps` are their places when remainders are
+    """One axis of a grid, with the values of implicit_gemm_prepacked.cu's macros. `taps` lists, for
+    each remainder, the taps' positions in the grid; `all_taps` lists them for remainders treated as
     channels."""
 
     grid: int
@@ -61,7 +62,7 @@ class Axis:
 
 
 def forward_axis(size: int, out: int, kernel: int, stride: int, pad: int, dilate: int) -> Axis:
-    """Grids of every stride-th pixel: a tap is so many of their rows away."""
+    """Return the grid of every stride-th pixel; a tap is an offset in it."""
     reach = (kernel - 1) * dilate
     taps = tuple(
         tuple(tap // stride for tap in range(0, reach + 1, dilate) if tap % stride == remainder)
@@ -72,7 +73,8 @@ def forward_axis(size: int, out: int, kernel: int, stride: int, pad: int, dilate
 
 
 def backward_axis(size: int, out: int, kernel: int, stride: int, pad: int, dilate: int) -> Axis:
-    """A grid of dy: of dx, every stride-th pixel is a product with the taps that reach it."""
+    """Return the grid of dy; every stride-th pixel of dx is a product with the taps that reach
+    it."""
     reach = (kernel - 1) * dilate
     zeros = max(0, reach // stride - pad // stride)
     last = pad // stride + zeros
@@ -90,16 +92,17 @@ def backward_axis(size: int, out: int, kernel: int, stride: int, pad: int, dilat
 
 
 def _grid(pixels: int, zeros: int, seen: int, valid: int) -> int:
-    """The length of an axis: zeros at the beginning of a row serve the end of the row before."""
+    """Return an axis length; the zeros at the start of a row also serve the end of the row
+    before."""
     return max(pixels, seen - zeros, valid)
 
 
 @dataclass(frozen=True)
 class Product:
-    """What the kernel computes of a problem, however it is cut up: its axes, sets of groups,
-    whether remainders are channels (forward) or rows (backward), whether the taps of a row are
-    channels, the taps of each pair of a job and a phase, with that pair's remainders, and how many
-    halves a number is split into."""
+    """The matrix product for a problem, independent of its tiling: axes, sets of groups, whether
+    remainders are channels (forward) or rows (backward), whether the taps of a row are channels,
+    the taps of each pair of a job and a phase with the pair's remainders, and the parts per
+    number."""
 
     backward: bool
     axes: tuple[Axis, Axis]
@@ -113,12 +116,12 @@ class Product:
 
     @property
     def products(self) -> int:
-        """Of halves, for one of numbers: that of two second halves is left out."""
+        """Products of halves per product of numbers; that of the two low halves is omitted."""
         return 3 if self.parts == 2 else 1
 
     @property
     def number_bytes(self) -> int:
-        """In shared memory."""
+        """Bytes of a number in shared memory."""
         return 2 * self.parts
 
     @property
@@ -131,7 +134,7 @@ class Product:
 
     @property
     def positions(self) -> int:
-        """Of an image."""
+        """Positions per image."""
         return self.axes[0].grid * self.axes[1].grid
 
     @property
@@ -140,15 +143,15 @@ class Product:
 
     @property
     def halo(self) -> int:
-        """Positions beyond a tile that taps see, in fours."""
+        """Positions beyond a tile that taps read, rounded up to fours."""
         width = self.axes[1].grid
         last = max(row * width + column for _, taps in self.pairs for row, column in taps)
         return divide_up(last, 4) * 4
 
 
 def product(problem: ConvProblem, backward: bool, parts: int = 2) -> Product:
-    """The cheapest way to make a product of an image of the problem, with numbers in so many
-    halves; one is all that float16 arrays need."""
+    """Return the cheapest matrix product for an image of the problem, with numbers split into
+    `parts` halves; float16 arrays need one."""
     made = _cheapest(dataclasses.replace(problem, batch=1, bias=False), backward)
     return dataclasses.replace(made, parts=1 if problem.dtype == "float16" else parts)
 
@@ -156,12 +159,13 @@ def product(problem: ConvProblem, backward: bool, parts: int = 2) -> Product:
 @functools.lru_cache(maxsize=1024)
 def _cheapest(problem: ConvProblem, backward: bool) -> Product:
     ways = (_product(problem, backward, *way) for way in _ways(problem, backward))
-    # Folded taps make more to lay out.
+    # Folded taps increase the cost of packing.
     return min(ways, key=lambda made: _products(made) * (1.15 if made.folded_taps else 1))
 
 
 def _ways(problem: ConvProblem, backward: bool) -> Iterator[tuple[int, bool, bool]]:
-    """Sets of groups; whether to fold remainders, and a row's taps, which pays for few channels."""
+    """Yield the sets of groups, and whether to fold remainders and a row's taps (pays for few
+    channels)."""
     sets = (count for count in range(1, problem.groups + 1) if problem.groups % count == 0)
     strided = math.prod(problem.stride) > 1
     few = not backward and problem.channels // problem.groups <= _FEW_CHANNELS
@@ -182,7 +186,7 @@ def _product(
     rows, columns = (make(*each) for each in sizes)
     fold = math.prod(problem.stride) if folded else 1
     if folded_taps:
-        # Columns need no zeros between rows: a channel has the pixel of its own tap.
+        # Columns need no zeros between rows: a channel holds the pixel of its own tap.
         reach = (problem.kernel[1] - 1) * problem.dilate[1]
         fold *= reach // problem.stride[1] + 1
         columns = dataclasses.replace(columns, grid=columns.valid, taps=((0,),), all_taps=(0,))
@@ -205,13 +209,13 @@ def _product(
 
 
 def _products(made: Product) -> int:
-    """What the tensor cores multiply for an image, zeros included."""
+    """Return the tensor cores' products per image, zeros included."""
     depth, rows = divide_up(made.depth, STEP) * STEP, divide_up(made.rows, ROWS) * ROWS
     return made.positions * made.sets * made.taps * depth * rows
 
 
 def refused(problem: ConvProblem, parts: int) -> str | None:
-    """What neither direction computes."""
+    """Return why neither direction can be computed, or `None`."""
     if problem.dtype == "float64":
         return "it computes float32 and float16 only, not float64"
     if problem.dtype == "float16" and parts == 1:
@@ -224,12 +228,13 @@ def refused(problem: ConvProblem, parts: int) -> str | None:
 
 
 def nominal(batch: int) -> int:
-    """The batch that layouts are chosen for: macros, and so compiles, are for one of four."""
+    """Return the nominal batch size for choosing layouts, so that one compilation serves a factor
+    of four."""
     return next((size for below, size in ((4, 1), (16, 8), (64, 32)) if batch < below), 256)
 
 
 def terms(problem: ConvProblem, direction: str) -> int:
-    """Products of which an element of a direction's result is the sum, at most."""
+    """Return the maximum number of terms in an element of a direction's result."""
     if direction == "backward_weight":
         return nominal(problem.batch) * problem.out_height * problem.out_width
     if direction == "forward":
@@ -239,29 +244,29 @@ def terms(problem: ConvProblem, direction: str) -> int:
 
 
 def halves_hold(problem: ConvProblem, direction: str) -> bool:
-    """Whether products of numbers in two halves are as exact as plain float32 arithmetic."""
+    """Return whether products of numbers in two halves are as exact as plain float32 arithmetic."""
     return problem.dtype == "float16" or terms(problem, direction) > _FEW_TERMS
 
 
 def is_short(problem: ConvProblem, direction: str) -> bool:
-    """Whether tensor cores may add up SHORT_STEP terms at most before float32 registers do."""
+    """Return whether tensor cores may sum at most SHORT_STEP terms before float32 registers do."""
     return problem.dtype != "float16" and terms(problem, direction) <= _SHORT_TERMS
 
 
 def is_dense(problem: ConvProblem) -> bool:
-    """Whether the forward pass is worth it: see `is_dense_product`."""
+    """Return whether the forward pass is worthwhile; see `is_dense_product`."""
     return is_dense_product(problem, product(problem, False))
 
 
 def is_dense_product(problem: ConvProblem, made: Product) -> bool:
-    """Whether few zeros are multiplied: groups of a channel or two have kernels of their own."""
+    """Return whether few zeros are multiplied; groups of one or two channels have other kernels."""
     needed = math.prod(problem.y_shape[1:]) * math.prod(problem.w_shape[1:])
     return _products(made) <= _MOST_ZEROS * needed
 
 
 def both_busy(cycles: float) -> float:
-    """What two groups of warps take for so many cycles of the tensor cores each: one waits for its
-    sums while the other multiplies."""
+    """Return the time of two warp groups that multiply for `cycles` each: one waits for its sums
+    while the other multiplies."""
     return max(2 * cycles, cycles + _PROMOTION_CYCLES)
 
 

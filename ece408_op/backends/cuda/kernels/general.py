@@ -1,5 +1,5 @@
-"""The general kernels: every problem, forward and backward, for every type of arrays; and once more
-with sums in float64, for `precision="strict"`."""
+"""General kernels for every problem, direction and array type; and variants with float64 sums for
+`precision="strict"`."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import math
 from dataclasses import dataclass
 
 from ....problem import ITEM_BYTES, ConvProblem
-from ..plan import (
+from ..kernel_plan import (
     Capability,
     Code,
     Defines,
@@ -26,7 +26,7 @@ _TYPES = {
     "float64": ("double", "double"),
 }
 _PER_COLUMN = 4
-# Pixels whose products a block of backward_weight adds up, at least.
+# Minimum pixels that a block of backward_weight sums.
 _SLICE_PIXELS = 2048
 _WORKSPACE_BYTES = 32 << 20
 _BIAS_THREADS = 256
@@ -36,7 +36,7 @@ _MANY = 1 << 30
 
 @dataclass(frozen=True)
 class Tile(Layout):
-    """Threads along rows and columns of a product, and rows of each thread."""
+    """Threads along rows and columns of a product, and rows per thread."""
 
     threads_r: int
     threads_c: int
@@ -44,7 +44,7 @@ class Tile(Layout):
 
 
 def _tile(rows: int, columns: int) -> Tile:
-    """The tile for a product of that size."""
+    """Return the tile for a product of this size."""
     per_row = 1 if rows == 1 else 4
     if rows > 32:
         return Tile(16, 16, per_row)
@@ -53,9 +53,9 @@ def _tile(rows: int, columns: int) -> Tile:
 
 @dataclass(frozen=True)
 class _General(Family):
-    """Computes everything. Tiles do not depend on the batch: they are those for many pixels.
+    """Kernels for all problems. Tiles do not depend on the batch; they are chosen for many pixels.
 
-    `sum_bytes` is the least size of a sum's type: 8 in the sources that add up in double.
+    `sum_bytes` is the minimum size of the accumulator's type: 8 in the sources that sum in double.
     """
 
     sum_bytes: int = 4
@@ -65,7 +65,7 @@ class _General(Family):
 
 
 class Forward(_General):
-    """Filters by pixels."""
+    """Product of filters by pixels."""
 
     spaced = True
 
@@ -81,7 +81,7 @@ class Forward(_General):
 
 
 class BackwardData(_General):
-    """Channels by pixels, which are taken by phases of the stride: as many pixels for each."""
+    """Product of channels by pixels, in phases of the stride with equal numbers of pixels."""
 
     def layouts(self, problem: ConvProblem, capability: Capability) -> tuple[Tile, ...]:
         return (_tile(problem.channels // problem.groups, _MANY),)
@@ -96,7 +96,7 @@ class BackwardData(_General):
 
 
 class BackwardWeight(_General):
-    """Filters by channels and taps, in slices of the pixels, which are then added up."""
+    """Product of filters by channels and taps, in slices of the pixels, which are then added up."""
 
     def layouts(self, problem: ConvProblem, capability: Capability) -> tuple[Tile, ...]:
         return (_tile(problem.filters // problem.groups, math.prod(problem.w_shape[1:])),)
@@ -147,7 +147,7 @@ class BackwardBias(_General):
 
 
 def _reduce(output: str, elements: int, slices: int, others: tuple[str | int, ...] = ()) -> Launch:
-    """The sums of slices added up: a thread for each element."""
+    """Return the launch that adds up slices, with one thread per element."""
     blocks = divide_up(elements, 256)
     arguments = (output, "workspace", *others, slices)
     return Launch("reduce", (blocks, 1, 1), (256, 1, 1), arguments)
@@ -168,7 +168,7 @@ def _launch(
     return Launch(
         function,
         (blocks * problem.groups * parts, 1, 1),
-        # A warp at least, whatever the tile.
+        # At least a warp, for any tile.
         (tile.threads_r * tile.threads_c, 1, 1),
         (*arrays, problem.batch, *numbers),
     )

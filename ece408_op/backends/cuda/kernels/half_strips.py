@@ -1,4 +1,4 @@
-"""The kernels that lay images out in half precision for Hopper's tensor cores."""
+"""Kernels that pack images in half precision for Hopper's tensor cores."""
 
 from __future__ import annotations
 
@@ -9,37 +9,37 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from ....problem import ConvProblem
-from .. import limits
-from ..plan import Capability, Code, Defines, Family, Launch, Layout, Plan, divide_up, entry
+from .. import gpu_limits
+from ..kernel_plan import Capability, Code, Defines, Family, Launch, Layout, Plan, divide_up, entry
 from . import gemm_grid, implicit_gemm_fused, implicit_gemm_prepacked
 from .register_tiles import defines
 
-_PROCESSOR_BYTES = limits.shared_bytes((9, 0))
+_PROCESSOR_BYTES = gpu_limits.shared_bytes((9, 0))
 _RECORD_BYTES = 16
-# The loop over steps is unrolled.
+# Maximum steps; their loop is unrolled.
 _MOST_STEPS = 128
-# Groups of four warps in a block, and on a processor.
+# Maximum groups of four warps per block, and per multiprocessor.
 _MOST_GROUPS = 4
 _MOST_BUSY = 8
 _MOST_TILES = 4
 _MOST_REGISTERS = 232
-# Registers of a thread for each tile of filters by parts, and besides those and pixels.
+# Registers per thread: for each tile of filters, by parts; and for everything but these and pixels.
 _TILE_REGISTERS = {1: 4, 2: 16}
 _OTHER_REGISTERS = 20
-# Of a plain float32 kernel: multiply-adds of a processor in a cycle, as a rule.
+# Typical multiply-adds per cycle and multiprocessor of a plain float32 kernel.
 _FLOAT_RATE = 70
 _PIXELS_AT_ONCE = 64
-# Fitted to runs on an H200, in microseconds: a launch, a cycle of the estimate, and what a block
-# takes for a weight; and how much longer pixels take that are not held in registers.
+# Cost model, fitted to runs on an H200, in microseconds: a launch, an estimated cycle, and a weight
+# per block; and the relative cost of pixels that are not held in registers.
 _LAUNCH, _CYCLE, _WEIGHT, _NOT_HELD = 4, 1.1 / 1750, 0.8e-3, 2.5
-# What it costs to read pixels only when they are needed, and twice.
+# Relative cost of reading pixels only when they are needed, and of reading them twice.
 _HELD_COSTS = {2: 0, 1: 0.12, 0: 0.3}
 
 
 @dataclass(frozen=True)
 class Strips(Layout):
-    """How a block works: by which rows and filters, with how many groups of warps; blocks to a
-    processor; and whether pixels stay in registers (2: while the strip before is worked on)."""
+    """Tiling of a block: rows and filters, warp groups, blocks per multiprocessor, and whether
+    pixels are held in registers (2: they are loaded while the previous strip is computed)."""
 
     strip_rows: int
     filter_tiles: int
@@ -51,7 +51,8 @@ class Strips(Layout):
 
 @dataclass(frozen=True)
 class HalfStrips(Family):
-    """Every factor in `parts` numbers of half precision: 2 make float32 of it."""
+    """Kernels that split every factor into `parts` half-precision numbers; 2 give float32
+    accuracy."""
 
     parts: int
     spaced = True
@@ -66,7 +67,7 @@ class HalfStrips(Family):
                 f"its loop over channels and taps is unrolled, for at most {_MOST_STEPS} steps, "
                 f"not {steps(problem)}"
             )
-        most = _PROCESSOR_BYTES - limits.RESERVED_SHARED_BYTES
+        most = _PROCESSOR_BYTES - gpu_limits.RESERVED_SHARED_BYTES
         nbytes = shared_bytes(problem, self.parts, Strips(1, 1, 1, _MOST_GROUPS, 1))
         if nbytes > most:
             return (
@@ -82,14 +83,14 @@ class HalfStrips(Family):
         return gemm_grid.halves_hold(problem, "forward")
 
     def pays(self, problem: ConvProblem, capability: Capability) -> bool:
-        """Whether it should take less time than a kernel without tensor cores, and than
+        """Return whether the estimate is lower than that of a kernel without tensor cores, and than
         `implicit_gemm_prepacked` and `implicit_gemm_fused`, or `implicit_gemm_prepacked_half`."""
         layout = self.layouts(problem, capability)[0]
         cycles = _cycles(problem, self.parts, layout)
         if not gemm_grid.is_dense(problem):
             products = math.prod(problem.y_shape[1:]) * math.prod(problem.w_shape[1:])
             return cycles < products / _FLOAT_RATE
-        # A processor's share: images, or of few images whole strips.
+        # Work per multiprocessor: images, or whole strips if there are few images.
         filters = 8 * layout.filter_tiles * layout.filter_turns
         strips = divide_up(problem.out_height, layout.strip_rows)
         strips *= divide_up(problem.filters, filters)
@@ -122,7 +123,7 @@ class HalfStrips(Family):
 
 @functools.lru_cache(maxsize=256)
 def _layouts(problem: ConvProblem, parts: int) -> list[Strips]:
-    """Layouts that fit, by estimated time."""
+    """Return layouts that fit, in order of estimated time."""
     found = set()
     for in_block in _parts_of(divide_up(problem.filters, 8)):
         turns = divide_up(in_block, _MOST_TILES)
@@ -132,23 +133,23 @@ def _layouts(problem: ConvProblem, parts: int) -> list[Strips]:
 
 
 def _parts_of(count: int) -> set[int]:
-    """The sizes of the largest of nearly equal parts."""
+    """Return the sizes of the largest of nearly equal parts, for each number of parts."""
     return {divide_up(count, parts) for parts in range(1, count + 1)}
 
 
 def _fitting(
     problem: ConvProblem, parts: int, rows: int, tiles: int, turns: int
 ) -> Iterator[Strips]:
-    """What fits into shared memory and registers."""
+    """Yield layouts that fit into shared memory and registers."""
     pixels = _strip_height(problem, rows) * _padded_width(problem)
     for groups in range(1, _MOST_GROUPS + 1):
         layout = Strips(rows, tiles, turns, groups, 1)
         room = _PROCESSOR_BYTES // (
-            shared_bytes(problem, parts, layout) + limits.RESERVED_SHARED_BYTES
+            shared_bytes(problem, parts, layout) + gpu_limits.RESERVED_SHARED_BYTES
         )
         pixel_registers = divide_up(pixels, 128 * groups) * problem.channels
         for blocks in range(1, min(room, _MOST_BUSY // groups) + 1):
-            registers = min(limits.REGISTERS // (1024 * groups * blocks) * 8, _MOST_REGISTERS)
+            registers = min(gpu_limits.REGISTERS // (1024 * groups * blocks) * 8, _MOST_REGISTERS)
             registers -= _OTHER_REGISTERS
             beside_sums = registers - _TILE_REGISTERS[parts] * tiles
             held = (pixel_registers <= registers - 12) + (pixel_registers <= beside_sums)
@@ -157,11 +158,11 @@ def _fitting(
 
 
 def _cycles(problem: ConvProblem, parts: int, layout: Strips) -> float:
-    """About how many cycles a processor takes for an image.
+    """Estimate the cycles of a multiprocessor per image.
 
-    The unit reads pixels and weights from shared memory, 128 bytes a cycle: that is what limits
-    it. The rest is fitted to times on an H200: a processor's blocks take turns at loading, and
-    about four groups of warps keep it busy.
+    The limit is shared memory: pixels and weights are read at 128 bytes per cycle. Other terms are
+    fitted to times on an H200: blocks of a multiprocessor load in turn, and about four warp groups
+    keep it busy.
     """
     columns = [8 * layout.filter_tiles * count for count in range(parts, 0, -1)]
     step = sum(max(n / 2, 16 + n / 4) for n in columns)
@@ -179,7 +180,7 @@ def _cycles(problem: ConvProblem, parts: int, layout: Strips) -> float:
 
 
 def _window_defines(problem: ConvProblem) -> Defines:
-    """The macros of shape.cuh for strides, padding and dilation, where not the usual ones."""
+    """Return shape.cuh's macros for strides, padding and dilation, except default values."""
     pairs = (("STRIDE", problem.stride, 1), ("PAD", problem.pad, 0), ("DILATE", problem.dilate, 1))
     return tuple(
         (f"{name}_{axis}", value)
@@ -202,7 +203,7 @@ def shared_bytes(problem: ConvProblem, parts: int, layout: Strips) -> int:
 
 
 def steps(problem: ConvProblem) -> int:
-    """Steps of 16 values of k."""
+    """Return the steps of 16 values of k."""
     eights, part = _channel_blocks(problem)
     (height, width) = problem.kernel
     units = eights * height * width
@@ -212,7 +213,8 @@ def steps(problem: ConvProblem) -> int:
 
 
 def _channel_blocks(problem: ConvProblem) -> tuple[int, int]:
-    """Blocks of eight channels, and the channels of records that hold several taps, or 0."""
+    """Return the blocks of eight channels, and the channels of records that hold several taps, or
+    0."""
     rest = problem.channels % 8
     part = 8 if rest > 4 else 4 if rest > 2 else 2
     while 8 // part > problem.kernel[1]:
@@ -223,7 +225,8 @@ def _channel_blocks(problem: ConvProblem) -> tuple[int, int]:
 
 
 def _records(problem: ConvProblem, rows: int) -> int:
-    """Records of a plane: of its pixels, or to the end of the last tile's last window."""
+    """Return the records of a plane: its pixels, or up to the end of the last tile's last
+    window."""
     (stride_h, stride_w), (dilate_h, dilate_w) = problem.stride, problem.dilate
     laid_w = _laid_width(problem)
     laid = divide_up(_strip_height(problem, rows), stride_h) * laid_w

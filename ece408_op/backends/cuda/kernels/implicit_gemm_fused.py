@@ -1,8 +1,7 @@
-"""Convolutions as matrix products on tensor cores, at float32 accuracy, in one launch:
-`implicit_gemm_fused` by Hopper's wgmma, `implicit_gemm_sm80` by mma.sync, which GPUs since Ampere
-have.
+"""Implicit matrix products on tensor cores at float32 accuracy, in one launch:
+`implicit_gemm_fused` with Hopper's wgmma, `implicit_gemm_sm80` with mma.sync, from Ampere on.
 
-kernels/cuda/gemm/implicit_gemm_fused.cu says how; here is how the products are cut up.
+kernels/cuda/gemm/implicit_gemm_fused.cu explains the algorithm; this module chooses the tiling.
 """
 
 from __future__ import annotations
@@ -13,8 +12,8 @@ import math
 from dataclasses import dataclass
 
 from ....problem import ConvProblem
-from .. import limits
-from ..plan import (
+from .. import gpu_limits
+from ..kernel_plan import (
     ARCHITECTURES,
     Capability,
     Code,
@@ -30,36 +29,35 @@ from ..plan import (
 from . import gemm_grid, implicit_gemm_prepacked, implicit_gemm_prepacked_backward_weight
 
 _THREADS = 256
-# A GPU's, as a rule: only how work is divided depends on it.
+# Typical number of multiprocessors; only the work partition depends on it.
 _PROCESSORS = 132
-# Of a thread: besides numbers on their way and sums; more where warps have what they multiply in
-# registers, by the parts of a number; and the most that there can be.
+# Registers per thread: for everything but values in flight and sums; in addition, by parts per
+# number, if warps hold their operands in registers; and the maximum.
 _OTHER_REGISTERS, _REGISTERS_OF_WARPS, _MOST_REGISTERS = 37, {2: 20, 3: 28}, 255
-# Through which warps write what they have multiplied.
+# Buffer through which warps write results.
 _RESULT_BYTES = 8 * 16 * 40 * 4
-# Memory for the sums of splits.
+# Maximum memory for the partial sums of splits.
 _SUM_BYTES = 64 << 20
-# Rows, columns and values of k below which most of what tensor cores multiply is padding.
+# With fewer rows, columns or values of k, tensor cores multiply mostly padding.
 _LEAST_SIZE = 16
-# Layouts to choose from.
+# Maximum number of layouts to choose from.
 _MOST_LAYOUTS = 24
-# By blocks of a cluster, which CUDA allows: clusters that an H200 holds at once where a processor
-# has one block. A cluster's processors are neighbours, and some have none.
+# Cluster sizes that CUDA allows, and the number of clusters that an H200 holds at a time with one
+# block per multiprocessor. A cluster needs adjacent multiprocessors, so some stay unused.
 _CLUSTERS = {1: _PROCESSORS, 2: 64, 4: 28, 8: 14}
 
-# Forward, of many images, layouts with several tiles of rows take longer than the estimate by which
-# they were chosen. On 36 layers at batch 32, on an H200, choosing between `implicit_gemm_prepacked`
-# and this with the factor costs 1 % of the faster one's time, at most 19; without it 9 %, at most
-# 37.
+# Correction factor: forward, for many images, layouts with several row tiles take longer than the
+# estimate. On 36 layers at batch 32 on an H200, choosing between `implicit_gemm_prepacked` and this
+# kernel costs 1% over the faster one with the factor (at most 19%), and 9% without (at most 37%).
 _ROWS, _MANY, _SEVERAL_ROWS = 64, 8, 1.35
 
 
 @dataclass(frozen=True)
 class _Costs:
-    """Microseconds, fitted to some 1500 runs on an H200: of a launch; of a slab's latency, and of
-    its instructions for each number that a thread converts, more if there are several taps or if
-    columns are strided, and for each column; of a tile, and for each of its sums that a thread
-    writes; of a cluster's sums; of the second launch; and bytes of memory in a microsecond."""
+    """Cost model in microseconds, fitted to about 1500 runs on an H200: a launch; a slab's latency,
+    its instructions per number that a thread converts (more with several taps or strided columns)
+    and per column; a tile, and each of its sums that a thread writes; a cluster's sums; the second
+    launch; and memory bytes per microsecond."""
 
     launch: float
     latency: float
@@ -87,9 +85,9 @@ _COSTS = {
 
 @dataclass(frozen=True)
 class Blocks(Layout):
-    """How blocks work: values of k at once, columns of four warps, whether the two groups of four
-    warps have rows (2) or columns (1) of their own, blocks that share a tile, and blocks of a
-    processor."""
+    """Tiling: values of k per step, columns of four warps, whether the two groups of four warps
+    have their own rows (2) or columns (1), blocks per tile (cluster), and blocks per
+    multiprocessor."""
 
     depth: int
     columns: int
@@ -99,18 +97,18 @@ class Blocks(Layout):
 
     @property
     def tile(self) -> tuple[int, int]:
-        """Its rows and columns."""
+        """Rows and columns."""
         return 64 * self.row_groups, self.columns * 2 // self.row_groups
 
     @property
     def values(self) -> int:
-        """Numbers of a thread that are on their way to shared memory."""
+        """Numbers per thread in flight to shared memory."""
         return sum(self.tile) * self.depth // _THREADS
 
 
 @dataclass(frozen=True)
 class Gemm(Family):
-    """One direction; with `by_warps` by mma.sync, without clusters."""
+    """One direction; with `by_warps` it uses mma.sync and no clusters."""
 
     direction: str
     by_warps: bool = False
@@ -125,10 +123,11 @@ class Gemm(Family):
         return None
 
     def layouts(self, problem: ConvProblem, capability: Capability) -> list[Blocks]:
-        return list(_ordered(self, problem, limits.shared_bytes(capability))[:_MOST_LAYOUTS])
+        return list(_ordered(self, problem, gpu_limits.shared_bytes(capability))[:_MOST_LAYOUTS])
 
     def parts(self, problem: ConvProblem) -> int:
-        """Of a number: three where sums are too short for two to be as exact as float32."""
+        """Return the parts per number: three if sums are too short for two to be as exact as
+        float32."""
         return 2 if gemm_grid.halves_hold(problem, self.direction) else 3
 
     def pays(self, problem: ConvProblem, capability: Capability) -> bool:
@@ -136,14 +135,15 @@ class Gemm(Family):
             return False
         if self.by_warps:
             few = min(self._sizes(problem, problem.batch)) < _LEAST_SIZE
-            return limits.sums_at_full_rate(capability) and not few
+            return gpu_limits.sums_at_full_rate(capability) and not few
         other = self.other_microseconds(problem)
         return other is None or microseconds(problem, self.direction) < other
 
     def plan(self, kernel: Code, problem: ConvProblem, layout: Blocks, accumulate: bool) -> Plan:
         splits = self.splits(problem, layout, problem.batch)
         rows, columns, _ = self._sizes(problem, problem.batch)
-        # A gradient has no bias, a product without splits no workspace: they are not read.
+        # A gradient has no bias, and a product without splits no workspace: these arguments are
+        # unused.
         names = {
             "forward": ("y", "w", "x", "bias"),
             "backward_data": ("dx", "w", "dy", "w"),
@@ -160,7 +160,7 @@ class Gemm(Family):
                 (_THREADS, 1, 1),
                 arguments,
                 nbytes,
-                # Of clusters the GPU does not hold whole multiples.
+                # The number of resident clusters is no multiple of the cluster size.
                 layout.blocks if layout.cluster == 1 else 0,
             )
         ]
@@ -193,15 +193,15 @@ class Gemm(Family):
         )
 
     def by_lines(self, problem: ConvProblem) -> tuple[bool, bool]:
-        """Whether rows, and columns, are neighbours in memory: weights' channels are, pixels are,
-        and of gradients for w those of planes of one pixel."""
+        """Return whether rows, and columns, are contiguous in memory: the weights' channels, pixels
+        and, for the gradient for w, planes of one pixel are."""
         if self.direction == "backward_weight":
             outs = problem.out_height * problem.out_width
             return outs == 1, problem.height * problem.width == 1
         return self.direction == "backward_data", True
 
     def _sizes(self, problem: ConvProblem, batch: int) -> tuple[int, int, int]:
-        """Of a group's product: rows, columns, and values of k."""
+        """Return a group's product: rows, columns, and values of k."""
         group_in, group_out = problem.channels // problem.groups, problem.filters // problem.groups
         taps = math.prod(problem.kernel)
         outputs = batch * problem.out_height * problem.out_width
@@ -219,17 +219,17 @@ class Gemm(Family):
         return rows, columns
 
     def clusters(self, problem: ConvProblem, layout: Blocks, batch: int) -> int:
-        """Without splits."""
+        """Return the number of clusters without splits."""
         return math.prod(self._tiles(problem, layout, batch)) * problem.groups
 
     def splits(self, problem: ConvProblem, layout: Blocks, batch: int) -> int:
-        """Clusters that share a tile."""
+        """Return the number of clusters that compute one tile."""
         rows, columns, depth = self._sizes(problem, batch)
         if layout.cluster > 1:
             return 1
         slabs = divide_up(depth, layout.depth)
         most = max(1, min(slabs // 2, _SUM_BYTES // (4 * problem.groups * rows * columns)))
-        # Each ceil(most / n): all numbers up to the root of `most`, and those of the n up to there.
+        # All values ceil(most / n): every number up to sqrt(most), and those for n up to there.
         root = math.isqrt(most)
         counts = {*range(1, root + 1), *(divide_up(most, by) for by in range(1, root + 2))}
         return min(
@@ -237,7 +237,7 @@ class Gemm(Family):
         )
 
     def microseconds(self, problem: ConvProblem, layout: Blocks, batch: int) -> float:
-        """About how long the launches take."""
+        """Estimate the time of the launches."""
         splits = self.splits(problem, layout, batch)
         return self._microseconds(problem, layout, batch, splits)
 
@@ -263,16 +263,16 @@ class Gemm(Family):
         return time
 
     def depths(self, problem: ConvProblem) -> tuple[int, ...]:
-        """Values of k at once that are worth trying: tensor cores add them up."""
+        """Return candidate values of k per step, which tensor cores sum up."""
         if not gemm_grid.is_short(problem, self.direction):
             return 64, 32
         if self.parts(problem) == 2:
             return (gemm_grid.SHORT_STEP,)
-        # Windows at an image's edge have fewer terms of a gradient for w.
+        # Windows at an image's edge contribute fewer terms to a gradient for w.
         return (16,) if self.direction == "backward_weight" else (gemm_grid.SHORT_STEP, 16)
 
     def other_microseconds(self, problem: ConvProblem) -> float | None:
-        """Of the kernel that lays numbers out first, if it is exact enough."""
+        """Estimate the time of the kernel with prepacked operands, if it is exact enough."""
         if self.direction == "backward_weight":
             holds = implicit_gemm_prepacked_backward_weight.Gemm().holds(problem)
             return implicit_gemm_prepacked_backward_weight.microseconds(problem) if holds else None
@@ -282,7 +282,7 @@ class Gemm(Family):
 
 
 def microseconds(problem: ConvProblem, direction: str) -> float:
-    """About how long `implicit_gemm_fused` or one of its gradients takes."""
+    """Estimate the time of `implicit_gemm_fused` or of one of its gradients."""
     family = Gemm(direction)
     layout = family.layouts(problem, (9, 0))[0]
     time = family.microseconds(problem, layout, problem.batch)
@@ -291,10 +291,10 @@ def microseconds(problem: ConvProblem, direction: str) -> float:
     return time
 
 
-# Networks have hundreds of layers, and each is asked for several times.
+# Cached: networks have hundreds of layers and query each several times.
 @functools.lru_cache(maxsize=1024)
 def _ordered(family: Gemm, problem: ConvProblem, all_shared_bytes: int) -> tuple[Blocks, ...]:
-    """Layouts, those that should take the least time first."""
+    """Return layouts in order of estimated time."""
     batch = gemm_grid.nominal(problem.batch)
     how = family.depths(problem), family.parts(problem), family.by_lines(problem), family.by_warps
     fitting = (
@@ -314,15 +314,15 @@ def _fitting(
     by_warps: bool,
     all_shared_bytes: int,
 ) -> tuple[Blocks, ...]:
-    """Layouts that fit into a processor's shared memory and registers. Where lines of the product
-    are neighbours in memory a thread has 8 values of one of them at least."""
+    """Return layouts that fit into shared memory and registers. If rows or columns of the product
+    are contiguous in memory, a thread has at least 8 values along them."""
     sizes = depths, (128, 64, 32, 16), (1, 2), (1,) if by_warps else tuple(_CLUSTERS), (1, 2, 3)
     other = _OTHER_REGISTERS + (_REGISTERS_OF_WARPS[parts] if by_warps else 0)
     every = (Blocks(*each) for each in itertools.product(*sizes))
     return tuple(
         each
         for each in every
-        if each.blocks * (shared_bytes(each, parts) + limits.RESERVED_SHARED_BYTES)
+        if each.blocks * (shared_bytes(each, parts) + gpu_limits.RESERVED_SHARED_BYTES)
         <= all_shared_bytes
         and each.values + each.columns + other <= registers(each)
         and all(
@@ -336,8 +336,8 @@ def _fitting(
 
 
 def registers(layout: Blocks) -> int:
-    """Of a thread, at most."""
-    return min(limits.REGISTERS // _THREADS // layout.blocks, _MOST_REGISTERS)
+    """Return the maximum registers per thread."""
+    return min(gpu_limits.REGISTERS // _THREADS // layout.blocks, _MOST_REGISTERS)
 
 
 def shared_bytes(layout: Blocks, parts: int = 2) -> int:

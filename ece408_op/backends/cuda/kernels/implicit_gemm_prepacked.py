@@ -1,6 +1,7 @@
-"""Convolutions as matrix products on Hopper's tensor cores, at float32 accuracy or TF32's: forward,
-and the gradient for x. kernels/cuda/gemm/implicit_gemm_prepacked.cu says how; here is how the
-products are cut up.
+"""Matrix products with prepacked operands on Hopper's tensor cores, at float32 or TF32 accuracy:
+forward pass and gradient for x.
+
+kernels/cuda/gemm/implicit_gemm_prepacked.cu explains the algorithm; this module chooses the tiling.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import math
 from dataclasses import dataclass
 
 from ....problem import ConvProblem
-from ..plan import Apart, Capability, Code, Family, Launch, Layout, Plan, divide_up, entry
+from ..kernel_plan import Apart, Capability, Code, Family, Launch, Layout, Plan, divide_up, entry
 from . import gemm_grid
 from .gemm_grid import (
     CACHE_RATE,
@@ -27,26 +28,26 @@ from .gemm_grid import (
     Product,
 )
 
-# Through which warps write what they have multiplied.
+# Buffer through which warps write results.
 _RESULT_BYTES = 8 * 16 * 40 * 4
-# Rows that `add_up` can have, CUDA's limit for a grid.
+# Maximum rows of `add_up`: CUDA's grid limit.
 _MOST_ROWS = 65535
-# Fitted to some 600 runs on an H200. Microseconds of the launches' beginnings and ends; cycles in
-# one, and bytes of weights and of pixels that are laid out, and of results.
+# Cost model, fitted to about 600 runs on an H200: start and end of the launches in microseconds;
+# and per microsecond: cycles, bytes of packed weights, of packed pixels, and of results.
 _LAUNCHES, _CYCLES = 6.5, 1756
 _WEIGHTS, _LAID_OUT, _WRITTEN = 0.8e6, 3.9e6, 3.45e6
-# Cycles of one more launch.
+# Cycles of an additional launch.
 _LAUNCH_CYCLES = 3500
-# Cycles of a tap besides multiplying, and of a load besides moving bytes.
+# Overhead in cycles of a tap (besides multiplying) and of a load (besides moving bytes).
 _TAP_CYCLES, _LOAD_CYCLES = 400, 700
-# How much slower loads are with two stages only, and how much longer the first one takes.
+# Relative cost of loads with only two stages, and of the first load.
 _FEW_STAGES, _FIRST_LOAD = 0.4, 3.2
 
 
 @dataclass(frozen=True)
 class Blocks(Layout):
-    """How blocks work: channels at once, positions of four warps, whether the two groups of four
-    warps have rows of their own (2), and stages of pixels and weights in shared memory."""
+    """Tiling: channels per step, positions of four warps, row groups (2 if the two groups of four
+    warps have their own rows), and shared-memory stages of pixels and of weights."""
 
     depth: int
     columns: int
@@ -56,18 +57,19 @@ class Blocks(Layout):
 
     @property
     def rows(self) -> int:
-        """Of a tile."""
+        """Rows of a tile."""
         return ROWS * self.row_groups
 
     @property
     def tile(self) -> int:
-        """Its positions."""
+        """Positions of a tile."""
         return self.columns * 2 // self.row_groups
 
 
 @dataclass(frozen=True)
 class Gemm(Family):
-    """Forward, or with `backward` the gradient for x; with one of `parts` as exact as TF32."""
+    """The forward pass, or with `backward` the gradient for x; one of `parts` makes it as exact as
+    TF32."""
 
     backward: bool
     parts: int = 2
@@ -107,12 +109,13 @@ class Gemm(Family):
         row_tiles = divide_up(made.rows, layout.rows)
         rows = _all_rows(made, layout)
         x, y = ("dy", "dx") if self.backward else ("x", "y")
-        # A gradient has no bias: the argument is not read.
+        # A gradient has no bias: the argument is unused.
         bias = "w" if self.backward else "bias"
         pixel_blocks = divide_up(length, 256) * made.sets * made.phases * slabs
 
         def launches(prepared: str, rows: int) -> tuple[Launch, ...]:
-            """With weights in `prepared`, of which so many rows are laid out as well."""
+            """Return the launches that read packed weights from `prepared`; they also pack `rows`
+            rows."""
             memory = (prepared, "workspace")
             arrays = (y, x, "w", bias, *memory, problem.batch, splits)
             found = [
@@ -161,13 +164,13 @@ class Gemm(Family):
 
 @functools.lru_cache(maxsize=1024)
 def _ordered(made: Product, batch: int) -> tuple[Blocks, ...]:
-    """Layouts, those that should take the least time first."""
+    """Return layouts in order of estimated time."""
     return tuple(sorted(_fitting(made), key=lambda each: estimate(made, each, batch)[0]))
 
 
 @functools.lru_cache(maxsize=1024)
 def _fitting(made: Product) -> tuple[Blocks, ...]:
-    """Layouts whose stages fit into shared memory, with as many stages as do."""
+    """Return layouts with the maximum number of stages that fit into shared memory."""
     deepest = divide_up(made.depth, STEP) * STEP
     found = []
     for depth, columns, row_groups in itertools.product((64, 48, 32, 16), (128, 64, 32), (1, 2)):
@@ -194,18 +197,18 @@ def shared_bytes(made: Product, layout: Blocks) -> int:
 
 
 def _length(made: Product, layout: Blocks, batch: int) -> tuple[int, int]:
-    """Tiles, and positions of a plane."""
+    """Return the number of tiles, and the positions of a plane."""
     tiles = divide_up(batch * made.positions, layout.tile)
     return tiles, tiles * layout.tile + made.halo
 
 
 def estimate(made: Product, layout: Blocks, batch: int) -> tuple[float, int]:
-    """About how many cycles the product takes, and in how many parts of the channels."""
+    """Estimate the cycles of the product, and choose the number of channel splits."""
     tiles, _ = _length(made, layout, batch)
     slabs = divide_up(made.depth, layout.depth)
     row_tiles = divide_up(made.rows, layout.rows) * made.sets
     items = tiles * row_tiles * made.jobs
-    # Of an instruction of 64 rows: products, or what it reads of shared memory.
+    # An instruction of 64 rows is limited by its products or by its shared-memory reads.
     instruction = max(layout.columns / 2, 16 + layout.columns / 4)
     tap = gemm_grid.both_busy(layout.depth / STEP * made.products * instruction) + _TAP_CYCLES
     pixels = (layout.tile + made.halo) * (made.number_bytes * layout.depth + 4)
@@ -232,7 +235,7 @@ def estimate(made: Product, layout: Blocks, batch: int) -> tuple[float, int]:
 
 
 def microseconds(problem: ConvProblem, backward: bool, parts: int = 2) -> float:
-    """About how long all launches take."""
+    """Estimate the time of all launches."""
     made = gemm_grid.product(problem, backward, parts)
     layout = Gemm(backward, parts).layouts(problem, (9, 0))[0]
     cycles, splits = estimate(made, layout, problem.batch)
@@ -240,7 +243,7 @@ def microseconds(problem: ConvProblem, backward: bool, parts: int = 2) -> float:
     if backward:
         read, written = written, read
     else:
-        # Rows that no tap sees are not read.
+        # Rows that no tap reads are not loaded.
         read = int(read * min(1, problem.kernel[0] / problem.stride[0]))
     workspace = _workspace_bytes(made, layout, problem.batch, splits)
     multiplied = cycles / _CYCLES + written / _WRITTEN
@@ -250,7 +253,7 @@ def microseconds(problem: ConvProblem, backward: bool, parts: int = 2) -> float:
 
 
 def _workspace_bytes(made: Product, layout: Blocks, batch: int, splits: int) -> int:
-    """As `Workspace` of the source has it."""
+    """The size of `Workspace` in the source."""
     tiles, length = _length(made, layout, batch)
     planes = made.sets * made.phases * divide_up(made.depth, layout.depth)
     pixels = planes * length * (made.number_bytes * layout.depth + 4)
@@ -260,7 +263,7 @@ def _workspace_bytes(made: Product, layout: Blocks, batch: int, splits: int) -> 
 
 
 def _weight_bytes(made: Product, layout: Blocks) -> int:
-    """Of these, what weights take."""
+    """The part of the workspace for weights."""
     slabs, rows = divide_up(made.depth, layout.depth), _all_rows(made, layout)
     return made.taps * slabs * rows * layout.depth * made.number_bytes + rows * 4
 

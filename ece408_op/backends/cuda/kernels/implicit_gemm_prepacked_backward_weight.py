@@ -1,7 +1,7 @@
-"""The gradient for w as a matrix product on Hopper's tensor cores, at float32 accuracy or TF32's.
+"""Gradient for w as a matrix product on Hopper's tensor cores, at float32 or TF32 accuracy.
 
-kernels/cuda/gemm/implicit_gemm_prepacked_backward_weight.cu says how; here is how the
-products are cut up.
+kernels/cuda/gemm/implicit_gemm_prepacked_backward_weight.cu explains the algorithm; this module
+chooses the tiling.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import math
 from dataclasses import dataclass
 
 from ....problem import ConvProblem
-from ..plan import Capability, Code, Family, Launch, Layout, Plan, divide_up, entry
+from ..kernel_plan import Capability, Code, Family, Launch, Layout, Plan, divide_up, entry
 from . import gemm_grid
 from .gemm_grid import (
     MEMORY_RATE,
@@ -27,32 +27,31 @@ from .gemm_grid import (
     Product,
 )
 
-# At most: positions of a thread that lays out planes, taps of a row at once, memory for sums.
+# Maxima: positions per thread that packs planes, taps of a row per step, memory for sums.
 _MOST_TURNS = 8
 _MOST_ROW_TAPS = 5
-# Layouts to choose from.
+# Maximum number of layouts to choose from.
 _MOST_LAYOUTS = 16
-# Positions of a chunk, of short sums the first one, and what its registers may be: with more, some
-# are kept in memory.
+# Positions of a chunk (the first one for short sums), and the maximum registers of its values: the
+# compiler spills more.
 _CHUNKS, _MOST_REGISTERS = (gemm_grid.SHORT_STEP, 48, 64, 80, 96, 112), 200
 _SUM_BYTES = 64 << 20
-# Fitted to some 300 runs on an H200; the root mean square of their errors is 10 %. Cycles of an
-# instruction by its columns, and to begin a copy; of a chunk besides its instructions, by whether
-# groups of warps have rows of their own (2) or take turns (1), and of a tile; bytes that come to
-# shared memory in a cycle.
+# Cost model, fitted to about 300 runs on an H200 with a root mean square error of 10%. Cycles: of
+# an instruction by its columns, and of starting a copy; of a chunk besides its instructions, by
+# whether warp groups have their own rows (2) or take turns (1), and of a tile; bytes copied to
+# shared memory per cycle.
 _INSTRUCTIONS, _COPY_CYCLES = {16: 11.5, 32: 18.5, 64: 40}, 18
 _CHUNK_CYCLES, _TILE_CYCLES = {1: 350, 2: 490}, 1700
 _COPIED_BYTES = 60
-# Microseconds of the launches' beginnings and ends; in one, cycles and bytes of memory.
+# Start and end of the launches in microseconds; and per microsecond: cycles and bytes of memory.
 _LAUNCHES, _CYCLES, _BYTES = 12, 1755, 3e6
 
 
 @dataclass(frozen=True)
 class Blocks(Layout):
-    """How blocks of the gradient for w work: channels of four warps, taps of a row at once, whether
-    the two groups of four warps have filters of their own (2) or take turns (1), stages in shared
-    memory (of each group where they take turns), their positions, and threads that lay out a strip
-    of 8 channels of an image."""
+    """Tiling: channels of four warps, taps of a row per step, whether the two groups of four warps
+    have their own filters (2) or take turns (1), shared-memory stages (per group if they take
+    turns), positions per stage, and threads that pack a strip of 8 channels of an image."""
 
     columns: int
     taps: int
@@ -63,19 +62,19 @@ class Blocks(Layout):
 
     @property
     def rows(self) -> int:
-        """Of a tile."""
+        """Rows of a tile."""
         return ROWS * self.row_groups
 
     @property
     def teams(self) -> int:
-        """Groups of warps with chunks of their own."""
+        """Warp groups with chunks of their own."""
         return 2 // self.row_groups
 
 
 @dataclass(frozen=True)
 class Gemm(Family):
-    """The gradient for w: the forward product's grid, summed over its positions; with one of
-    `parts` as exact as TF32."""
+    """The gradient for w: the forward product's grid, summed over its positions; one of `parts`
+    makes it as exact as TF32."""
 
     parts: int = 2
 
@@ -89,7 +88,7 @@ class Gemm(Family):
 
     def layouts(self, problem: ConvProblem, capability: Capability) -> list[Blocks]:
         found = _ordered(self._product(problem), gemm_grid.nominal(problem.batch))
-        # Tensor cores add up a chunk.
+        # Tensor cores sum a chunk.
         is_short = self.parts > 1 and gemm_grid.is_short(problem, "backward_weight")
         found = tuple(each for each in found if is_short == (each.chunk == _CHUNKS[0]))
         return list(found[:_MOST_LAYOUTS])
@@ -145,35 +144,35 @@ class Gemm(Family):
 
 
 def _added(problem: ConvProblem) -> int:
-    """Channels of a block of `add_up`, whose sums are in shared memory."""
+    """Return the channels per block of `add_up`, whose sums are in shared memory."""
     return 64 if math.prod(problem.kernel) <= 128 else 8
 
 
 def _row_taps(made: Product) -> int:
-    """The most taps in a row of one pair."""
+    """Return the maximum number of taps in a row of one pair."""
     return max(len({column for _, column in taps}) for _, taps in made.pairs)
 
 
 def _tap_span(made: Product, taps: int) -> int:
-    """How far apart the first and the last of `taps` taps of a row are, at most."""
+    """Return the maximum distance between the first and the last of `taps` taps of a row."""
     rows = (sorted({column for _, column in each}) for _, each in made.pairs)
     return max(row[i] - row[i // taps * taps] for row in rows for i in range(len(row)))
 
 
 def _image_positions(made: Product) -> int:
-    """x's positions of an image, in whole steps."""
+    """Return x's positions per image, in whole steps."""
     return divide_up(made.positions, STEP) * STEP
 
 
 def _dy_positions(made: Product) -> int:
-    """dy's, up to the last one that is not a zero."""
+    """Return dy's positions, up to the last non-zero one."""
     down, across = made.axes
     return divide_up((down.valid - 1) * across.grid + across.valid, STEP) * STEP
 
 
 @functools.lru_cache(maxsize=1024)
 def _ordered(made: Product, batch: int) -> tuple[Blocks, ...]:
-    """Layouts, those that should take the least time first."""
+    """Return layouts in order of estimated time."""
     return tuple(sorted(_fitting(made), key=lambda each: estimate(made, each, batch)[0]))
 
 
@@ -185,12 +184,12 @@ def _fitting(made: Product) -> tuple[Blocks, ...]:
     for columns, taps, row_groups in itertools.product(
         (16, 32, 64), range(1, _MOST_ROW_TAPS + 1), (1, 2)
     ):
-        # More than are there.
+        # More columns than the product has.
         wide = columns > max(STEP, divide_up(made.depth, STEP) * STEP)
         if wide or taps > _row_taps(made) or (row_groups == 2 and made.rows <= ROWS):
             continue
         for chunk in _CHUNKS:
-            # Of a thread: sums, those of two taps, and dy.
+            # Per thread: its sums, those of two taps, and dy.
             registers = columns // 2 * (taps + 2) + chunk // 2
             one = Blocks(columns, taps, row_groups, 1, chunk, threads)
             stages = min(MOST_STAGES // one.teams, SHARED_BYTES // shared_bytes(made, one))
@@ -200,7 +199,7 @@ def _fitting(made: Product) -> tuple[Blocks, ...]:
 
 
 def _strips(made: Product, layout: Blocks) -> int:
-    """Strips of an image's planes that are laid out one by one."""
+    """Return the strips of an image's planes that are packed separately."""
     turns = min(_MOST_TURNS, divide_up(_image_positions(made), layout.plane_threads))
     return divide_up(_image_positions(made), layout.plane_threads * turns)
 
@@ -214,7 +213,7 @@ def shared_bytes(made: Product, layout: Blocks) -> int:
 
 
 def _tiles(made: Product, layout: Blocks) -> tuple[int, int, int, int]:
-    """Tiles of rows and of columns, groups of taps, sets."""
+    """Return the tiles of rows and of columns, groups of taps, and sets."""
     groups = 0
     for _, taps in made.pairs:
         rows, columns = ({tap[axis] for tap in taps} for axis in range(2))
@@ -224,20 +223,20 @@ def _tiles(made: Product, layout: Blocks) -> tuple[int, int, int, int]:
 
 
 def _units(made: Product, layout: Blocks) -> tuple[int, int]:
-    """Units of 8 channels of dy, and of x in all phases."""
+    """Return the units of 8 channels of dy, and of x in all phases."""
     row_tiles, column_tiles, _, sets = _tiles(made, layout)
     rows, columns = row_tiles * layout.rows // 8, column_tiles * layout.columns // 8
     return sets * rows, sets * len(made.pairs) * columns
 
 
 def _part_bytes(made: Product, layout: Blocks) -> int:
-    """The sums of a part of the positions."""
+    """Return the bytes of the sums of one part of the positions."""
     row_tiles, column_tiles, _, sets = _tiles(made, layout)
     return 4 * sets * row_tiles * layout.rows * made.taps * column_tiles * layout.columns
 
 
 def _workspace_bytes(made: Product, layout: Blocks, batch: int, parts: int) -> int:
-    """As `Workspace` of the source has it."""
+    """The size of `Workspace` in the source."""
     rows, columns = _units(made, layout)
     dy_length = batch * _dy_positions(made) + layout.chunk
     last = max(row for _, taps in made.pairs for row, _ in taps) * made.axes[1].grid
@@ -250,14 +249,14 @@ def _workspace_bytes(made: Product, layout: Blocks, batch: int, parts: int) -> i
 
 
 def estimate(made: Product, layout: Blocks, batch: int) -> tuple[float, int]:
-    """About how many cycles the product takes, and in how many parts of the positions."""
+    """Estimate the cycles of the product, and choose the number of parts of the positions."""
     items = math.prod(_tiles(made, layout))
     chunks = batch * divide_up(_dy_positions(made), layout.chunk)
     copies = made.parts * (layout.rows + layout.columns) / 8 + 2
     span = layout.chunk + _tap_span(made, layout.taps)
     moved = made.number_bytes * (layout.rows * layout.chunk + layout.columns * span)
     brought = max(copies * _COPY_CYCLES, moved / _COPIED_BYTES)
-    # Of a tap.
+    # Cycles of a tap.
     multiplied = made.products * layout.chunk / STEP * _INSTRUCTIONS[layout.columns]
     multiplied *= layout.row_groups
     mean_taps, most_taps = made.taps / _tiles(made, layout)[2], min(layout.taps, _row_taps(made))
@@ -266,7 +265,7 @@ def estimate(made: Product, layout: Blocks, batch: int) -> tuple[float, int]:
     most = max(1, min(chunks // 4, _SUM_BYTES // int(of_part)))
     for splits in sorted({divide_up(most, parts) for parts in range(1, most + 1)}):
         blocks = divide_up(items * splits, PROCESSORS)
-        # With one item for each block, those with the most taps are waited for.
+        # With one item per block, the block with the most taps determines the time.
         taps = most_taps if blocks == 1 else mean_taps
         chunk = max(taps * multiplied + _CHUNK_CYCLES[layout.row_groups], brought)
         cycles = blocks * (divide_up(chunks, splits) * chunk + _TILE_CYCLES)
@@ -278,7 +277,7 @@ def estimate(made: Product, layout: Blocks, batch: int) -> tuple[float, int]:
 
 
 def microseconds(problem: ConvProblem) -> float:
-    """About how long all launches take."""
+    """Estimate the time of all launches."""
     made = gemm_grid.product(problem, False)
     layout = Gemm().layouts(problem, (9, 0))[0]
     cycles, splits = estimate(made, layout, problem.batch)

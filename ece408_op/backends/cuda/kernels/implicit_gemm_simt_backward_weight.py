@@ -1,7 +1,7 @@
-"""The gradient for w where all images together have few pixels, in plain float32 arithmetic.
+"""Gradient for w if the whole batch has few pixels, in plain float32 arithmetic.
 
-kernels/cuda/gemm/implicit_gemm_simt_backward_weight.cu says how; here is how the
-products are cut up.
+kernels/cuda/gemm/implicit_gemm_simt_backward_weight.cu explains the algorithm; this module
+chooses the tiling.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from ....problem import ConvProblem
-from .. import limits
-from ..plan import (
+from .. import gpu_limits
+from ..kernel_plan import (
     ARCHITECTURES,
     Capability,
     Code,
@@ -28,35 +28,35 @@ from ..plan import (
 )
 from . import gemm_grid, implicit_gemm_fused
 
-# A GPU's, as a rule: only how work is divided depends on it.
+# Typical number of multiprocessors; only the work partition depends on it.
 _PROCESSORS = 132
-# Warps with filters of their own and warps that share positions; filters and windows of a thread, 9
-# for kernels of 3x3; and a thread's sums, at most.
+# Warps with their own filters, and warps that split positions; filters and windows per thread, 9
+# for 3x3 kernels; and maximum sums per thread.
 _ROW_WARPS, _SHARES, _ROWS, _COLUMNS = (1, 2, 4, 8), (1, 2, 4, 8), (4, 8), (4, 8, 9)
 _MOST_SUMS = 64
 _LEAST_WARPS, _MOST_WARPS = 4, 16
-# Positions at once, at most, and in how many parts they may come.
+# Maximum positions per step, and the number of parts in which they are loaded.
 _MOST_DEPTH, _PARTS = 256, (1, 2)
-# Warps of a processor, for which there are registers; registers of a thread besides sums and what
-# they are made of.
+# Maximum warps per multiprocessor, by registers; registers per thread besides sums and their
+# operands.
 _MOST_BUSY, _OTHER_REGISTERS = 32, 48
 _MOST_LAYOUTS = 16
-# Fitted to some 1100 runs on an H200, of which they pick layouts that take 1 % longer than the
-# best, at most 6. Microseconds of the launch, and in one, cycles. Instructions of a product, of a
-# thread for four positions besides, and of a number that comes to shared memory: by itself or with
-# three others.
+# Cost model, fitted to about 1100 runs on an H200; the chosen layouts take 1% longer than the best
+# (at most 6%). A launch in microseconds; cycles per microsecond. Instructions of a product, of a
+# thread for four positions in addition, and of a number copied to shared memory: alone, or in a
+# vector of four.
 _LAUNCH, _CYCLES = 3.5, 1755
 _PRODUCT, _STEP, _COPY, _COPY_OF_FOUR = 1.36, 8, 25, 10.4
-# Of a sum that a thread has for itself; of one that it shares, and for each part of that.
+# Instructions of a sum within a thread; of one split over threads, and of each of its parts.
 _OWN, _SHARED, _PART = 65, 2, 15
-# Cycles that a slab is waited for, and how much of that nothing hides.
+# Latency of a slab in cycles, and the fraction of it that is not hidden.
 _LATENCY, _EXPOSED = 2370, 0.3
 
 
 @dataclass(frozen=True)
 class Blocks(Layout):
-    """How blocks work: warps that have filters of their own, and that share positions; a thread's
-    filters and windows, positions at once, and blocks of a processor."""
+    """Tiling: warps with their own filters, warps that split positions, filters and windows per
+    thread, positions per step, and blocks per multiprocessor."""
 
     row_warps: int
     shares: int
@@ -71,13 +71,13 @@ class Blocks(Layout):
 
     @property
     def tile(self) -> tuple[int, int]:
-        """Its filters and windows."""
+        """Filters and windows."""
         return self.row_warps * 4 * self.rows, 8 * self.columns
 
 
 @dataclass(frozen=True)
 class ShortSums(Family):
-    """The gradient for w, filters by channels and taps, summed over positions."""
+    """The gradient for w: filters by channels and taps, summed over positions."""
 
     def why_not(self, problem: ConvProblem) -> str | None:
         if problem.dtype != "float32":
@@ -87,7 +87,7 @@ class ShortSums(Family):
         return None
 
     def layouts(self, problem: ConvProblem, capability: Capability) -> list[Blocks]:
-        room = limits.shared_bytes(capability)
+        room = gpu_limits.shared_bytes(capability)
         return list(_ordered(*_sizes(problem), _is_plain(problem), room)[:_MOST_LAYOUTS])
 
     def pays(self, problem: ConvProblem, capability: Capability) -> bool:
@@ -124,20 +124,20 @@ class ShortSums(Family):
 
 
 def _sizes(problem: ConvProblem) -> tuple[int, int, int]:
-    """Filters, channels times taps, and positions of as many images as layouts are chosen for."""
+    """Return filters, channels times taps, and positions of the nominal batch."""
     positions = gemm_grid.nominal(problem.batch) * problem.out_height * problem.out_width
     return problem.filters, problem.channels * math.prod(problem.kernel), positions
 
 
 def _is_plain(problem: ConvProblem) -> bool:
-    """Whether windows are single pixels, and lie as positions do."""
+    """Return whether windows are single pixels with the layout of positions."""
     return (problem.kernel, problem.stride, problem.pad) == ((1, 1), (1, 1), (0, 0))
 
 
-# Networks have hundreds of layers, and each is asked for several times.
+# Cached: networks have hundreds of layers and query each several times.
 @functools.lru_cache(maxsize=1024)
 def _ordered(rows: int, columns: int, positions: int, plain: bool, room: int) -> tuple[Blocks, ...]:
-    """Layouts, those that should take the least time first."""
+    """Return layouts in order of estimated time."""
     fitting = _fitting(positions, room)
     return tuple(
         sorted(fitting, key=lambda each: microseconds(rows, columns, positions, plain, each))
@@ -146,7 +146,7 @@ def _ordered(rows: int, columns: int, positions: int, plain: bool, room: int) ->
 
 @functools.lru_cache(maxsize=1024)
 def _fitting(positions: int, room: int) -> tuple[Blocks, ...]:
-    """Layouts that fit into a processor's shared memory and registers, as many blocks as do."""
+    """Return layouts with the most blocks that fit into shared memory and registers."""
     return tuple(_every(positions, room))
 
 
@@ -161,8 +161,8 @@ def _every(positions: int, room: int) -> Iterator[Blocks]:
         registers = rows * columns + 4 * columns + 4 + _OTHER_REGISTERS
         nbytes = shared_bytes(Blocks(*sizes, 1))
         blocks = min(
-            room // (nbytes + limits.RESERVED_SHARED_BYTES),
-            limits.REGISTERS // (divide_up(registers, 8) * 8 * 32 * warps),
+            room // (nbytes + gpu_limits.RESERVED_SHARED_BYTES),
+            gpu_limits.REGISTERS // (divide_up(registers, 8) * 8 * 32 * warps),
             _MOST_BUSY // warps,
         )
         if blocks:
@@ -170,13 +170,13 @@ def _every(positions: int, room: int) -> Iterator[Blocks]:
 
 
 def microseconds(rows: int, columns: int, positions: int, plain: bool, layout: Blocks) -> float:
-    """About how long the product takes."""
+    """Estimate the time of the product."""
     of_tile, across = layout.tile
     tiles = divide_up(rows, of_tile) * divide_up(columns, across)
     turns = divide_up(tiles, _PROCESSORS * layout.blocks)
     at_once = min(layout.blocks, divide_up(tiles, _PROCESSORS))
     slabs = divide_up(positions, layout.depth)
-    # Instructions of a warp.
+    # Instructions per warp.
     sums = layout.rows * layout.columns
     multiplied = divide_up(layout.depth // 4, layout.shares) * (4 * sums * _PRODUCT + _STEP)
     copy = _COPY if positions % 4 else _COPY_OF_FOUR

@@ -1,4 +1,4 @@
-"""The ladder's kernels for one input channel, whose pixels stay in registers."""
+"""Ladder kernels for one input channel; a thread keeps its pixels in registers."""
 
 from __future__ import annotations
 
@@ -6,30 +6,29 @@ import math
 from dataclasses import dataclass
 
 from ....problem import ConvProblem
-from .. import limits
-from ..plan import Capability, Code, Family, Launch, Layout, Plan, divide_up, entry
+from .. import gpu_limits
+from ..kernel_plan import Capability, Code, Family, Launch, Layout, Plan, divide_up, entry
 from .register_tiles import Tile, choose_tile, defines, too_large_kernel
 
-# Blocks of kernel 15 for each that a processor holds: those that run at a time should be at work
-# on neighbouring images, and blocks that stay for all of their images drift apart.
+# Number of grids of resident blocks that kernel 15 launches. Concurrent blocks should process
+# adjacent images; persistent blocks drift apart.
 _ROUNDS = 18
 _THREADS = 128
-# Sums and pixels that a thread holds besides addresses, of the 128 registers it may have.
+# Registers for sums and pixels, of the 128 registers per thread.
 _REGISTERS = 104
-# Registers of a thread of kernels 15, 16 and 19 at most, and those for what is neither pixels nor
-# sums.
+# Maximum registers per thread of kernels 15, 16 and 19, and those for anything but pixels and sums.
 MOST_REGISTERS, _OTHER_REGISTERS = 160, 22
 _FEW_REGISTERS = 96
 
 
 @dataclass(frozen=True)
 class _Blocks(Tile):
-    """And blocks that a processor is to hold."""
+    """A tile and the blocks per multiprocessor."""
 
     blocks: int
 
 
-# What measured best on an H200 for layers of the course: height, width, filters and kernel.
+# Fastest on an H200 for layers of the course: height, width, filters and kernel.
 _MEASURED_PAIRS = {
     (28, 28, 50, (5, 5)): _Blocks(6, 1, 6),
     (48, 48, 6, (5, 5)): _Blocks(4, 2, 6),
@@ -40,7 +39,7 @@ _MEASURED_PAIRS = {
 
 
 class OneChannel(Family):
-    """A thread for each column of each strip of rows, for some filters."""
+    """Kernels with one thread per column of a strip of rows, for some filters."""
 
     spaced = True
 
@@ -49,7 +48,7 @@ class OneChannel(Family):
             return f"it computes one input channel only, not {problem.channels}"
         reason = too_large_kernel(problem)
         nbytes = 4 * (problem.filters + 3) * math.prod(problem.kernel)
-        if reason is None and nbytes > limits.STATIC_SHARED_BYTES:
+        if reason is None and nbytes > gpu_limits.STATIC_SHARED_BYTES:
             reason = f"its weights take {nbytes} bytes of shared memory, more than 48 KiB"
         return reason
 
@@ -62,7 +61,7 @@ class OneChannel(Family):
 
 
 class ColumnPairs(OneChannel):
-    """A thread for each pair of columns."""
+    """Kernels with one thread per pair of columns."""
 
     def why_not(self, problem: ConvProblem) -> str | None:
         if problem.width % 2 or problem.out_width % 2:
@@ -91,14 +90,14 @@ class ColumnPairs(OneChannel):
 
 @dataclass(frozen=True)
 class _Rows(Layout):
-    """Rows of a thread, and blocks that a processor is to hold."""
+    """Rows per thread and blocks per multiprocessor."""
 
     rows: int
     blocks: int
 
 
 class Winograd(Family):
-    """F(2, 3) along the rows: a thread for each pair of columns of each strip of rows."""
+    """Winograd F(2, 3) along the rows, with one thread per pair of columns of a strip of rows."""
 
     spaced = True
 
@@ -106,8 +105,8 @@ class Winograd(Family):
         return no_winograd(problem)
 
     def layouts(self, problem: ConvProblem, capability: Capability) -> list[Layout]:
-        """Few enough registers for five blocks, or else as many rows as there are registers for;
-        then the others."""
+        """Return first the layout with registers for five blocks, else with the most rows that
+        registers allow; then the others."""
         possible = possible_rows(problem)
         several = [rows for rows in possible if rows > 2]
         few = [rows for rows in several if registers(problem, rows) <= _FEW_REGISTERS]
@@ -119,7 +118,7 @@ class Winograd(Family):
         return list(dict.fromkeys(found))
 
     def pays(self, problem: ConvProblem, capability: Capability) -> bool:
-        # Elsewhere memory limits 13_column_pairs, not arithmetic.
+        # For smaller kernels memory limits 13_column_pairs, not arithmetic.
         return problem.kernel[1] >= 7 and problem.out_width % 2 == 0
 
     def plan(self, kernel: Code, problem: ConvProblem, layout: _Rows, accumulate: bool) -> Plan:
@@ -128,7 +127,8 @@ class Winograd(Family):
 
 
 def no_winograd(problem: ConvProblem) -> str | None:
-    """What is not one channel with rows of taps in twos and a three that fit into registers."""
+    """Return why a problem is not one channel with rows of taps in twos and a three that fit into
+    registers, or `None`."""
     if problem.channels > 1:
         return f"it computes one input channel only, not {problem.channels}"
     reason = too_large_kernel(problem)
@@ -141,7 +141,7 @@ def no_winograd(problem: ConvProblem) -> str | None:
             f"what it makes of the pixels takes {registers(problem, 1)} registers for a kernel "
             f"of {problem.kernel[0]}x{problem.kernel[1]}, more than {MOST_REGISTERS}"
         )
-    if factor_bytes(problem) > limits.STATIC_SHARED_BYTES:
+    if factor_bytes(problem) > gpu_limits.STATIC_SHARED_BYTES:
         return (
             f"what it makes of the weights takes {factor_bytes(problem)} bytes of shared memory, "
             "more than 48 KiB"
@@ -150,42 +150,42 @@ def no_winograd(problem: ConvProblem) -> str | None:
 
 
 def possible_rows(problem: ConvProblem) -> list[int]:
-    """Rows of a thread that cover the output with few to spare and fit into registers."""
+    """Return rows per thread that cover the output with little waste and fit into registers."""
     height = problem.out_height
     even = {divide_up(height, divide_up(height, rows)) for rows in range(1, 9)}
     return sorted(r for r in even if registers(problem, r) <= MOST_REGISTERS)
 
 
 def registers(problem: ConvProblem, rows: int) -> int:
-    """Registers of a thread of kernels 15, 16 and 19, about."""
+    """Estimate the registers per thread of kernels 15, 16 and 19."""
     kh, kw = problem.kernel
     return (rows + kh - 1) * _row_products(kw) + 3 * rows + _OTHER_REGISTERS
 
 
 def _row_products(kernel_w: int) -> int:
-    """Products of a pair of outputs with a row of taps."""
+    """Return the products of a pair of outputs with a row of taps."""
     return 3 * (kernel_w // 2) + 1
 
 
 def factor_bytes(problem: ConvProblem) -> int:
-    """Of what the products have of the weights, for each filter in whole words of 16 bytes."""
+    """Return the bytes of transformed weights; each filter has whole words of 16 bytes."""
     kh, kw = problem.kernel
     return 4 * problem.filters * whole(kh * _row_products(kw), 4)
 
 
 def _blocks(registers: int, most: int) -> int:
-    """Blocks that a processor's registers suffice for, from 1 to `most`; registers of a thread."""
-    return max(1, min(most, limits.REGISTERS // (_THREADS * registers)))
+    """Return the blocks per multiprocessor that the registers allow, from 1 to `most`."""
+    return max(1, min(most, gpu_limits.REGISTERS // (_THREADS * registers)))
 
 
 def windows_of(problem: ConvProblem, rows: int) -> int:
-    """Threads that it takes: one for each pair of columns of each strip of rows of each image."""
+    """Return the threads of a launch: one per pair of columns of a strip of rows of an image."""
     strips = divide_up(problem.out_height, rows)
     return problem.batch * strips * divide_up(problem.out_width, 2)
 
 
 def whole(count: int, size: int) -> int:
-    """`count` rounded up to a multiple of `size`."""
+    """Round `count` up to a multiple of `size`."""
     return divide_up(count, size) * size
 
 
@@ -197,7 +197,7 @@ def _plan(
     blocks: int,
     persistent: int = 0,
 ) -> Plan:
-    """One launch; `persistent` blocks for each processor, if any."""
+    """Return a plan of one launch, with `persistent` blocks per multiprocessor unless 0."""
     arguments = ("y", "x", "w", "bias", problem.batch)
     launch = Launch("convolve", (blocks, 1, 1), (_THREADS, 1, 1), arguments, 0, persistent)
     return Plan(kernel, defines(problem, layout, accumulate), (launch,))

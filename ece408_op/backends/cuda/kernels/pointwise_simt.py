@@ -1,6 +1,6 @@
-"""1x1 convolutions of few channels, and of few filters their gradients for x, in plain float32
-arithmetic. kernels/cuda/gemm/pointwise_simt.cu says how; here is how the products are cut up.
-"""
+"""1x1 convolutions of few channels, and gradients for x of few filters, in plain float32
+arithmetic. kernels/cuda/gemm/pointwise_simt.cu explains the algorithm; this module chooses the
+tiling."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from ....problem import ConvProblem
-from .. import limits
-from ..plan import (
+from .. import gpu_limits
+from ..kernel_plan import (
     ARCHITECTURES,
     Capability,
     Code,
@@ -24,32 +24,33 @@ from ..plan import (
 )
 from . import gemm_grid
 
-# A GPU's, as a rule: only how work is divided depends on it.
+# Typical number of multiprocessors; only the work partition depends on it.
 _PROCESSORS = 132
 # Slabs in shared memory.
 _STAGES = 3
-# Of a thread; and its sums, which are rows by pixels.
+# Rows and pixels per thread, and the limits of its sums (rows x pixels).
 _ROWS, _PIXELS, _LEAST_SUMS, _MOST_SUMS = (4, 8, 16), (1, 2, 4, 8), 8, 64
 _WARPS = (1, 2, 4, 8, 16)
-# Warps of a processor, for which there are registers.
+# Maximum warps per multiprocessor, by registers.
 _MOST_BUSY = 32
-# Registers of a thread besides sums and what they are made of.
+# Registers per thread besides sums and their operands.
 _OTHER_REGISTERS = 40
 _MOST_LAYOUTS = 16
-# Fitted to some 600 runs on an H100; the layouts they pick take 3 % longer than the best, at most
-# 11. Instructions of a channel for each pixel, each four rows, and besides, and of a written sum.
+# Cost model, fitted to about 600 runs on an H100; the chosen layouts take 3% longer than the best
+# (at most 11%). Instructions per channel: for each pixel, for each four rows, and in addition; and
+# per written sum.
 _PIXEL, _FOUR_ROWS, _CHANNEL, _WRITTEN = 0.85, 1.6, 7.1, 2.3
-# Cycles of a slab's barrier, of a tile, until the first numbers are there, and of a weight.
+# Cycles of a slab's barrier, of a tile, until the first numbers arrive, and of a weight.
 _BARRIER, _TILE, _FIRST, _WEIGHTS = 800, 260, 6000, 54
-# Bytes of memory and of the cache in a processor's cycle; and of computing and moving, how much of
-# what takes less time comes on top.
+# Bytes per cycle and multiprocessor, of memory and of the cache; and the fraction of the shorter of
+# computing and moving that is not hidden.
 _BYTES, _CACHED, _ON_TOP = 11.7, 13.7, 0.35
 
 
 @dataclass(frozen=True)
 class Blocks(Layout):
-    """How blocks work: warps, of which each has rows of its own, rows and pixels of a thread, and
-    blocks of a processor."""
+    """Tiling: warps, each with its own rows; rows and pixels per thread; blocks per
+    multiprocessor."""
 
     warps: int
     rows: int
@@ -58,13 +59,13 @@ class Blocks(Layout):
 
     @property
     def tile(self) -> tuple[int, int]:
-        """Its rows and pixels."""
+        """Rows and pixels."""
         return self.warps * self.rows, 32 * self.pixels
 
 
 @dataclass(frozen=True)
 class ShortSums(Family):
-    """One direction."""
+    """Kernels of one direction."""
 
     direction: str
     spaced = True
@@ -77,13 +78,13 @@ class ShortSums(Family):
         if problem.groups != 1:
             return f"it computes groups 1 only, not {problem.groups}"
         ins, _ = self._sizes(problem)
-        if not _fitting(ins, 1, limits.LEAST_SHARED_BYTES):
+        if not _fitting(ins, 1, gpu_limits.LEAST_SHARED_BYTES):
             return f"weights for {ins} channels do not fit into shared memory"
         return None
 
     def layouts(self, problem: ConvProblem, capability: Capability) -> list[Blocks]:
         pixels = problem.height * problem.width * gemm_grid.nominal(problem.batch)
-        room = limits.shared_bytes(capability)
+        room = gpu_limits.shared_bytes(capability)
         return list(_ordered(*self._sizes(problem), pixels, room)[:_MOST_LAYOUTS])
 
     def pays(self, problem: ConvProblem, capability: Capability) -> bool:
@@ -95,7 +96,7 @@ class ShortSums(Family):
         pixels = problem.batch * problem.height * problem.width
         rows, tile = layout.tile
         nbytes = shared_bytes(ins, layout)
-        # A gradient has no bias: it is not read.
+        # A gradient has no bias: the argument is unused.
         names = ("y", "x", "w", "bias") if forward else ("dx", "dy", "w", "w")
         launch = Launch(
             "multiply_pixels",
@@ -116,22 +117,22 @@ class ShortSums(Family):
         return Plan(kernel, macros, (launch,))
 
     def _sizes(self, problem: ConvProblem) -> tuple[int, int]:
-        """Channels of what is read and of what is written."""
+        """Return the input and output channels."""
         sizes = problem.channels, problem.filters
         return sizes if self.direction == "forward" else sizes[::-1]
 
 
-# Networks have hundreds of layers, and each is asked for several times.
+# Cached: networks have hundreds of layers and query each several times.
 @functools.lru_cache(maxsize=1024)
 def _ordered(ins: int, outs: int, pixels: int, room: int) -> tuple[Blocks, ...]:
-    """Layouts, those that should take the least time first."""
+    """Return layouts in order of estimated time."""
     fitting = _fitting(ins, outs, room)
     return tuple(sorted(fitting, key=lambda each: cycles(ins, outs, pixels, each)))
 
 
 @functools.lru_cache(maxsize=1024)
 def _fitting(ins: int, outs: int, room: int) -> tuple[Blocks, ...]:
-    """Layouts that fit into a processor's shared memory and registers, as many blocks as do."""
+    """Return layouts with the most blocks that fit into shared memory and registers."""
     return tuple(_every(ins, outs, room))
 
 
@@ -139,14 +140,14 @@ def _every(ins: int, outs: int, room: int) -> Iterator[Blocks]:
     for rows, pixels in itertools.product(_ROWS, _PIXELS):
         if not _LEAST_SUMS <= rows * pixels <= _MOST_SUMS or rows > divide_up(outs, 4) * 4:
             continue
-        # One block's warps, or nearly equal shares of them.
+        # All warps of one block, or nearly equal parts of them.
         needed = divide_up(outs, rows)
         registers = rows * pixels + rows + pixels + _OTHER_REGISTERS
         for warps in sorted({divide_up(needed, divide_up(needed, most)) for most in _WARPS}):
             nbytes = shared_bytes(ins, Blocks(warps, rows, pixels, 1))
             blocks = min(
-                room // (nbytes + limits.RESERVED_SHARED_BYTES),
-                limits.REGISTERS // (divide_up(registers, 8) * 8 * 32 * warps),
+                room // (nbytes + gpu_limits.RESERVED_SHARED_BYTES),
+                gpu_limits.REGISTERS // (divide_up(registers, 8) * 8 * 32 * warps),
                 _MOST_BUSY // warps,
             )
             if blocks:
@@ -154,12 +155,13 @@ def _every(ins: int, outs: int, room: int) -> Iterator[Blocks]:
 
 
 def cycles(ins: int, outs: int, pixels: int, layout: Blocks) -> float:
-    """About how many cycles the product takes."""
+    """Estimate the cycles of the product."""
     rows, tile = layout.tile
     tiles = divide_up(pixels, tile) * divide_up(outs, rows)
     turns = divide_up(tiles, _PROCESSORS * layout.blocks)
     busy = min(layout.blocks, divide_up(tiles, _PROCESSORS)) * layout.warps
-    # Of a warp, of which a processor issues four in a cycle; alone it waits for what it has begun.
+    # Per warp; a multiprocessor issues four warps per cycle, and a single warp waits for its
+    # results.
     of_channel = layout.pixels * (layout.rows + _PIXEL) + layout.rows / 4 * _FOUR_ROWS + _CHANNEL
     work = _padded(ins) * of_channel + _WRITTEN * layout.rows * layout.pixels
     waits = _padded(ins) / _slab(ins) * _BARRIER + _TILE
@@ -173,12 +175,12 @@ def cycles(ins: int, outs: int, pixels: int, layout: Blocks) -> float:
 
 
 def _slab(ins: int) -> int:
-    """Channels at once."""
+    """Return the channels per step."""
     return min(16, divide_up(ins, 4) * 4)
 
 
 def _padded(ins: int) -> int:
-    """Channels in whole slabs."""
+    """Return the channels in whole slabs."""
     return divide_up(ins, _slab(ins)) * _slab(ins)
 
 

@@ -1,4 +1,4 @@
-"""The ladder's kernels that keep a tile of rows by filters in each thread's registers."""
+"""Ladder kernels that keep a tile of rows by filters in each thread's registers."""
 
 from __future__ import annotations
 
@@ -6,19 +6,19 @@ import math
 from dataclasses import dataclass
 
 from ....problem import ConvProblem
-from .. import limits
-from ..plan import Capability, Code, Defines, Family, Launch, Layout, Plan, divide_up, entry
+from .. import gpu_limits
+from ..kernel_plan import Capability, Code, Defines, Family, Launch, Layout, Plan, divide_up, entry
 from .runtime_shapes import not_plain, output_defines
 
 _THREADS = 128
-# Sums and pixels that a thread holds besides addresses, of the 128 registers it may have.
+# Registers for sums and pixels, of the 128 registers per thread.
 _REGISTERS = 104
 _SPLIT = 4
 
 
 @dataclass(frozen=True)
 class Tile(Layout):
-    """Rows by filters of a thread."""
+    """Rows by filters per thread."""
 
     rows: int
     block_filters: int
@@ -27,7 +27,8 @@ class Tile(Layout):
 def choose_tile(
     problem: ConvProblem, most_filters: int, per_sum: float = 1, most_rows: int = 16
 ) -> Tile | None:
-    """The largest tile that fits into registers, `per_sum` of them for each sum; or `None`."""
+    """Return the largest tile that fits into registers, with `per_sum` registers per sum, or
+    `None`."""
     blocks = divide_up(problem.filters, most_filters)
     filters = divide_up(problem.filters, blocks)
     filters += filters % 2 if filters > 1 else 0
@@ -40,7 +41,7 @@ def choose_tile(
 
 
 def too_large_kernel(problem: ConvProblem) -> str | None:
-    """`not_plain`, and kernels whose window does not fit into registers."""
+    """Return why it is not plain or its window does not fit into registers, or `None`."""
     reason = not_plain(problem)
     if reason is None and math.prod(problem.kernel) > _REGISTERS - 4:
         reason = (
@@ -51,7 +52,7 @@ def too_large_kernel(problem: ConvProblem) -> str | None:
 
 
 def shape_defines(problem: ConvProblem) -> Defines:
-    """The macros of shape.cuh."""
+    """Return the macros of shape.cuh."""
     return (
         ("CHANNELS", problem.channels),
         ("HEIGHT", problem.height),
@@ -64,13 +65,13 @@ def shape_defines(problem: ConvProblem) -> Defines:
 
 @dataclass(frozen=True)
 class _Chunked(Tile):
-    """And channels whose weights are in shared memory together."""
+    """A tile and the channels whose weights are in shared memory at a time."""
 
     chunk: int
 
 
 class RegisterTiles(Family):
-    """A thread for each column of each strip of rows, for some filters."""
+    """Kernels with one thread per column of a strip of rows, for some filters."""
 
     spaced = True
 
@@ -89,7 +90,7 @@ class RegisterTiles(Family):
 
 
 class Half(RegisterTiles):
-    """Filters in twos, in half precision."""
+    """Filters in pairs, in half precision."""
 
     def layouts(self, problem: ConvProblem, capability: Capability) -> tuple[Layout, ...]:
         tile = choose_tile(problem, 8, 1.5) or Tile(1, 2)
@@ -100,14 +101,14 @@ class Half(RegisterTiles):
 
 @dataclass(frozen=True)
 class _Split(_Chunked):
-    """And parts of the channels, with threads for each."""
+    """A chunked tile and the number of channel parts, each with its own threads."""
 
     split: int
     threads: int
 
 
 class ChannelTree(Family):
-    """Threads of a block share the channels of their outputs."""
+    """Kernels in which the threads of a block split the channels of an output."""
 
     def why_not(self, problem: ConvProblem) -> str | None:
         if problem.channels == 1:
@@ -117,7 +118,7 @@ class ChannelTree(Family):
     def layouts(self, problem: ConvProblem, capability: Capability) -> tuple[Layout, ...]:
         tile = _tile(problem)
         split = _SPLIT if problem.channels >= _SPLIT else 2
-        chunk = _chunk(problem, tile, problem.channels, 4, limits.STATIC_SHARED_BYTES // 2)
+        chunk = _chunk(problem, tile, problem.channels, 4, gpu_limits.STATIC_SHARED_BYTES // 2)
         return (_Split(tile.rows, tile.block_filters, chunk, split, _THREADS // split),)
 
     def plan(self, kernel: Code, problem: ConvProblem, layout: _Split, accumulate: bool) -> Plan:
@@ -131,7 +132,7 @@ class ChannelTree(Family):
 
 
 class ChannelAtomics(ChannelTree):
-    """Blocks share the channels of their outputs."""
+    """Kernels in which blocks split the channels of an output."""
 
     def layouts(self, problem: ConvProblem, capability: Capability) -> tuple[Layout, ...]:
         tile = _tile(problem)
@@ -139,7 +140,7 @@ class ChannelAtomics(ChannelTree):
         return (_Chunked(tile.rows, tile.block_filters, chunk),)
 
     def activates(self, accumulate: bool) -> bool:
-        # Sums are complete only when all blocks have ended.
+        # Sums are complete only when all blocks have ended, so there is no place for an epilogue.
         return False
 
     def plan(self, kernel: Code, problem: ConvProblem, layout: _Chunked, accumulate: bool) -> Plan:
@@ -157,12 +158,12 @@ def _tile(problem: ConvProblem) -> Tile:
 
 
 def defines(problem: ConvProblem, layout: Layout, accumulate: bool) -> Defines:
-    """The macros of shape.cuh, of output.cuh and of the layout."""
+    """Return the macros of shape.cuh, output.cuh and the layout."""
     return (*shape_defines(problem), *output_defines(problem, accumulate), *layout.defines)
 
 
 def _tiles(problem: ConvProblem, tile: Tile, threads: int) -> int:
-    """Blocks with one thread for each column of each strip of rows of each image."""
+    """Return the blocks for one thread per column of a strip of rows of an image."""
     columns = problem.batch * divide_up(problem.out_height, tile.rows) * problem.out_width
     return divide_up(columns, threads) * divide_up(problem.filters, tile.block_filters)
 
@@ -172,9 +173,9 @@ def _chunk(
     tile: Tile,
     most: int,
     item_bytes: int,
-    limit: int = limits.STATIC_SHARED_BYTES,
+    limit: int = gpu_limits.STATIC_SHARED_BYTES,
 ) -> int:
-    """Channels whose weights fit into shared memory together."""
+    """Return the channels whose weights fit into shared memory at a time."""
     channel_bytes = item_bytes * math.prod(problem.kernel) * tile.block_filters
     return max(1, min(most, limit // channel_bytes))
 

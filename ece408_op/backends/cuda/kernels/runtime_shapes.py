@@ -1,12 +1,22 @@
-"""The ladder's first kernels, which get the layer's shape as arguments."""
+"""The ladder's first kernels, which take the layer's shape as arguments."""
 
 from __future__ import annotations
 
 import math
 
 from ....problem import ConvProblem
-from .. import limits
-from ..plan import Code, ConstantCopy, Defines, Family, Launch, Layout, Plan, divide_up, entry
+from .. import gpu_limits
+from ..kernel_plan import (
+    Code,
+    ConstantCopy,
+    Defines,
+    Family,
+    Launch,
+    Layout,
+    Plan,
+    divide_up,
+    entry,
+)
 
 _THREADS = 256
 _TILE = 16
@@ -14,7 +24,8 @@ _COLUMN_BYTES = 256 << 20
 
 
 def not_plain(problem: ConvProblem) -> str | None:
-    """Why the ladder's kernels do not compute it: they have one stride, no padding, and so on."""
+    """Return why ladder kernels cannot compute it (they need stride 1, no padding, and so on), or
+    `None`."""
     for name, only in (("stride", (1, 1)), ("pad", (0, 0)), ("dilate", (1, 1)), ("groups", 1)):
         if getattr(problem, name) != only:
             return f"it computes {name} {only} only, not {getattr(problem, name)}"
@@ -24,13 +35,13 @@ def not_plain(problem: ConvProblem) -> str | None:
 
 
 def output_defines(problem: ConvProblem, accumulate: bool) -> Defines:
-    """The macros of output.cuh, where they differ from their defaults."""
+    """Return the macros of output.cuh that differ from their defaults."""
     wanted = (("BIAS", problem.bias), ("ACCUMULATE", accumulate))
     return tuple((name, 1) for name, value in wanted if value)
 
 
 class Naive(Family):
-    """A thread for each output element."""
+    """One thread per output element."""
 
     def why_not(self, problem: ConvProblem) -> str | None:
         return not_plain(problem)
@@ -46,13 +57,14 @@ class Naive(Family):
 
 
 class ConstantWeights(Family):
-    """A thread for each output element, weights in constant memory."""
+    """One thread per output element, weights in constant memory."""
 
     def why_not(self, problem: ConvProblem) -> str | None:
         nbytes = _weight_bytes(problem)
-        if nbytes > limits.CONSTANT_BYTES:
+        if nbytes > gpu_limits.CONSTANT_BYTES:
             return (
-                f"its weights take {nbytes} bytes, and constant memory has {limits.CONSTANT_BYTES}"
+                f"its weights take {nbytes} bytes, and constant memory has "
+                f"{gpu_limits.CONSTANT_BYTES}"
             )
         return not_plain(problem)
 
@@ -75,7 +87,7 @@ class SharedTiles(ConstantWeights):
 
     def why_not(self, problem: ConvProblem) -> str | None:
         nbytes = _tile_bytes(problem)
-        if nbytes > limits.STATIC_SHARED_BYTES:
+        if nbytes > gpu_limits.STATIC_SHARED_BYTES:
             return f"a tile and its halo take {nbytes} bytes of shared memory, more than 48 KiB"
         return super().why_not(problem)
 
@@ -92,7 +104,8 @@ class SharedTiles(ConstantWeights):
 
 
 class Im2col(Family):
-    """Columns written to memory, then a matrix product; as many images at a time as columns fit."""
+    """Explicit im2col, then a matrix product, for as many images at a time as fit into the
+    workspace."""
 
     def why_not(self, problem: ConvProblem) -> str | None:
         elements = math.prod(problem.w_shape[1:]) * problem.out_height * problem.out_width
@@ -164,7 +177,7 @@ def _weight_bytes(problem: ConvProblem) -> int:
 
 
 def _tile(problem: ConvProblem) -> tuple[int, int]:
-    """Height and width of a tile of outputs, a thread for each: little left over at the borders."""
+    """Return the tile of outputs, one thread each, with the least waste at the borders."""
     width = divide_up(problem.out_width, divide_up(problem.out_width, 32))
     most = _THREADS // width
     return divide_up(problem.out_height, divide_up(problem.out_height, most)), width

@@ -1,4 +1,4 @@
-"""The ladder's tensor-core kernels in TF32: strips of images in shared memory."""
+"""Ladder kernels on tensor cores in TF32, with strips of images in shared memory."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import math
 from dataclasses import dataclass
 
 from ....problem import ConvProblem
-from .. import limits
-from ..plan import (
+from .. import gpu_limits
+from ..kernel_plan import (
     ARCHITECTURES,
     Capability,
     Code,
@@ -21,24 +21,24 @@ from ..plan import (
 from .register_tiles import defines
 from .runtime_shapes import not_plain
 
-# The loop over taps is unrolled.
+# Maximum taps; their loop is unrolled.
 _MOST_TAPS = 64
-# One warp for each scheduler: registers are dealt out evenly.
+# One warp per scheduler: registers are allocated evenly.
 _WARPS = 4
 _MOST_BLOCKS = 4
-# Tensor cores are faster than 6_register_tiles if each pixel is read at most so often.
+# Tensor cores are faster than 6_register_tiles up to this number of reads per pixel.
 _MOST_READS = 2.7
-# Bytes of weights for each step of 8 k values and 8 filters.
+# Bytes of weights per step of 8 values of k and 8 filters.
 _WEIGHT_BYTES = 256
-# Tiles of pixels that a warp works on, by tiles of filters: what measured best.
+# Tiles of pixels per warp, by tiles of filters; the fastest ones measured.
 _PIXEL_TILES = {1: 6, 2: 4, 3: 2, 4: 2}
 
 
 @dataclass(frozen=True)
 class Strips(Layout):
-    """How a block works: `strip_rows` rows of outputs by `filter_tiles` tiles of 8 filters, k taken
-    by `quad` channels, `tiles` tiles of pixels to each of `warps` warps, `blocks` blocks to a
-    processor."""
+    """Tiling: `strip_rows` rows of outputs by `filter_tiles` tiles of 8 filters per block; `quad`
+    channels in four values of k; `tiles` tiles of pixels per warp; `warps` warps; `blocks` blocks
+    per multiprocessor."""
 
     quad: int
     filter_tiles: int
@@ -49,7 +49,7 @@ class Strips(Layout):
 
 
 class TensorCores(Family):
-    """Persistent blocks that load weights once and take strips of images one after the other."""
+    """Persistent blocks that load the weights once and loop over strips of images."""
 
     spaced = True
 
@@ -63,7 +63,7 @@ class TensorCores(Family):
         if taps > _MOST_TAPS:
             return f"its loop over taps is unrolled, for at most {_MOST_TAPS}, not {taps}"
         nbytes = _shared_bytes(problem, 1, 1)
-        most = limits.LEAST_SHARED_BYTES - limits.RESERVED_SHARED_BYTES
+        most = gpu_limits.LEAST_SHARED_BYTES - gpu_limits.RESERVED_SHARED_BYTES
         if nbytes > most:
             return (
                 f"weights of 8 filters and input of one row take {nbytes} bytes of shared memory, "
@@ -72,11 +72,12 @@ class TensorCores(Family):
         return None
 
     def layouts(self, problem: ConvProblem, capability: Capability) -> tuple[Strips]:
-        """The most filters, then the most rows at a time, two blocks to a processor if possible."""
-        processor = limits.shared_bytes(capability)
+        """Return the layout with the most filters, then the most rows, with two blocks per
+        multiprocessor if possible."""
+        processor = gpu_limits.shared_bytes(capability)
         all_tiles = divide_up(problem.filters, 8)
         for blocks in (2, 1):
-            limit = processor // blocks - limits.RESERVED_SHARED_BYTES
+            limit = processor // blocks - gpu_limits.RESERVED_SHARED_BYTES
             for most in (4, 3, 2, 1):
                 filter_tiles = divide_up(all_tiles, divide_up(all_tiles, most))
                 rows = _most_rows(problem, filter_tiles, limit)
@@ -104,7 +105,8 @@ class TensorCores(Family):
 
 
 def _most_rows(problem: ConvProblem, filter_tiles: int, limit: int) -> int:
-    """Output rows whose input fits into shared memory beside the weights; 0 if none do."""
+    """Return the output rows whose input fits into shared memory beside the weights; 0 if none
+    do."""
     for rows in range(problem.out_height, 0, -1):
         if _shared_bytes(problem, filter_tiles, rows) <= limit:
             return rows
@@ -112,26 +114,26 @@ def _most_rows(problem: ConvProblem, filter_tiles: int, limit: int) -> int:
 
 
 def _strips(problem: ConvProblem, filter_tiles: int, rows: int, processor: int) -> Strips:
-    """The layout with strips of about equal height, and as many blocks as fit on a processor."""
+    """Return the layout with strips of about equal height and the most blocks that fit."""
     rows = divide_up(problem.out_height, divide_up(problem.out_height, rows))
-    nbytes = _shared_bytes(problem, filter_tiles, rows) + limits.RESERVED_SHARED_BYTES
+    nbytes = _shared_bytes(problem, filter_tiles, rows) + gpu_limits.RESERVED_SHARED_BYTES
     blocks = max(1, min(_MOST_BLOCKS, processor // nbytes))
     return Strips(_quad(problem), filter_tiles, rows, _PIXEL_TILES[filter_tiles], blocks)
 
 
 def _reads(problem: ConvProblem, layout: Strips) -> float:
-    """How often each pixel is read: for every block of filters, and again in a strip's halo."""
+    """Return the reads per pixel: one per block of filters, and more in a strip's halo."""
     blocks = divide_up(problem.filters, 8 * layout.filter_tiles)
     return blocks * (layout.strip_rows + problem.kernel[0] - 1) / layout.strip_rows
 
 
 def _quad(problem: ConvProblem) -> int:
-    """Channels in four values of k: what takes fewer steps."""
+    """Return the channels in four values of k that need the fewest steps."""
     return min((4, 2), key=lambda quad: math.prod(_steps(problem, quad)))
 
 
 def _steps(problem: ConvProblem, quad: int) -> tuple[int, int]:
-    """Groups of channels, and steps of eight values of k in each."""
+    """Return the groups of channels, and the steps of eight values of k in each."""
     quads = divide_up(math.prod(problem.kernel), 4 // quad)
     return divide_up(problem.channels, quad), divide_up(quads, 2)
 

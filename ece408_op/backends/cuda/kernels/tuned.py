@@ -1,9 +1,9 @@
-"""Which kernel, with which tiles, was measured to be the best for a problem on a GPU.
+"""Tuned choice of kernel and layout per problem and GPU.
 
-What `ece408 tune` measures is kept in the cache, one file for each GPU; results for some GPUs
-come with the package. A call looks here and never measures anything itself: a problem without
-results runs by the catalog's rules. Results are advice: all that they can name computes
-the same, and what no longer exists is passed over.
+`ece408 tune` writes its results to the cache, one file per GPU; the package ships results for some
+GPUs. A call only reads them and never measures: a problem without results uses the catalog's rules.
+Results are hints: every kernel they can name computes the same, and entries that no longer exist
+are ignored.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ from ....files.resources import kernels_dir
 from ....problem import ConvProblem
 from ....version import __version__
 from ... import kernel_file
-from ..plan import Capability, Kernel, Layout, Target, Tunables
+from ..kernel_plan import Capability, Kernel, Layout, Target, Tunables
 from . import catalog
 
-# What is best for a batch says little of one that is more than this many times as large.
+# A result applies to batches up to this factor larger or smaller.
 _FARTHEST = 4
-# GPUs that take each other's shipped results where there are none of their own; names of files.
+# GPUs without shipped results of their own use those of a similar one; names of files.
 _ALIKE = re.compile(r"nvidia-(h100|h200|h800|gh200)\b")
 _COMMENT = re.compile(r"//[^\n]*")
 _log = logging.getLogger("ece408_op")
@@ -40,14 +40,14 @@ _log = logging.getLogger("ece408_op")
 
 @dataclass(frozen=True)
 class Choice:
-    """A kernel, with the layout that it thinks best unless another one is given."""
+    """A kernel and a layout (`None`: the kernel's own choice)."""
 
     kernel: Kernel
     layout: Layout | None = None
 
     @property
     def tunables(self) -> Tunables:
-        """The layout's, if one is given."""
+        """The layout's parameters, if one is given."""
         return () if self.layout is None else self.layout.tunables
 
     def __str__(self) -> str:
@@ -56,10 +56,9 @@ class Choice:
 
 @dataclass(frozen=True)
 class Result:
-    """What was best for a direction of a problem among all that are at least as exact as
-    `precision`: a kernel's name and tunables, its median milliseconds, and how many candidates
-    there were. Of a user's file it is the best among the file's own tunables, and `kernel` is what
-    `identity` gives."""
+    """The fastest choice for one direction of a problem among all at least as exact as `precision`:
+    a kernel's name and tunables, its median milliseconds, and the number of candidates. For a
+    user's file it is the best of the file's own tunables, and `kernel` is its `identity`."""
 
     problem: ConvProblem
     precision: str
@@ -70,19 +69,19 @@ class Result:
     direction: str = "forward"
 
     def document(self) -> dict[str, Any]:
-        """For JSON; `_result` reads it."""
+        """Return it as a JSON object; `_result` parses it."""
         content = {**vars(self), "problem": str(self.problem), "tunables": dict(self.tunables)}
         return {**content, "ms": round(self.ms, 4)}
 
 
 def best(problem: ConvProblem, gpu: Target, precision: str, direction: str = "forward") -> Choice:
-    """The kernel and tunables for a direction, as the catalog names them, at least as exact as
+    """Return the fastest known kernel and tunables for a direction that are at least as exact as
     `precision`.
 
-    They are those of the results for the same layer at the batch nearest to the problem's, at most
-    four times as large or as small: from the cache, else from the package, else as
-    `catalog.default` has it. Files are read once in the life of a process, and again after it has
-    written some. Raises `UnsupportedProblem` on a GPU that no kernel has code for.
+    Uses results of the same layer at the nearest batch size, within a factor of four: from the
+    cache, else from the package, else `catalog.default`. Files are read once per process, and again
+    after the process has written results. Raises `UnsupportedProblem` on a GPU that no kernel
+    supports.
     """
     return _best(problem, gpu.name, gpu.capability, gpu.driver, precision, direction)
 
@@ -107,18 +106,18 @@ def _best(
     return Choice(catalog.default(problem, direction, capability, precision))
 
 
-# Asked for in every call of a user's file. A file of another text is another kernel.
+# Cached: every call of a user's file needs it. A file with another text is another kernel.
 @functools.lru_cache(maxsize=64)
 def identity(kernel: Kernel) -> str:
-    """A kernel's name in results; a user's file is told from others by its text."""
+    """Return a kernel's name in results; a user's file is identified by its text."""
     if not Path(kernel.source).is_absolute():
         return kernel.name
     return f"{kernel.name}@{kernel_file.find(kernel.source).key}"
 
 
 def layout_of(kernel: Kernel, problem: ConvProblem, gpu: Target) -> Layout | None:
-    """The layout of a user's file that the cache has as the best for the same layer, at the batch
-    nearest to the problem's; `None` without one."""
+    """Return the cached layout of a user's file for the same layer, at the nearest batch size;
+    `None` without one."""
     of_gpu = (gpu.name, gpu.capability, gpu.driver)
     return _layout_of(identity(kernel), kernel, problem, *of_gpu)
 
@@ -150,8 +149,8 @@ def kept(
     direction: str = "forward",
     path: Path | None = None,
 ) -> Result | None:
-    """What the cache, or the file at `path`, has for exactly this problem, its bias aside; of a
-    user's file if one is given."""
+    """Return the result for exactly this problem (ignoring bias) from the cache or from `path`; of
+    a user's file if `kernel` is given."""
     wanted = (problem.batch, precision, direction)
     results = _kept(path or file(gpu), gpu.name, gpu.capability, gpu.driver)
     for each in results.get(_layer(problem), ()):
@@ -162,13 +161,13 @@ def kept(
 
 
 def _owner(result: Result) -> str:
-    """The name of the file that a result is of, or nothing."""
+    """Return the name of the result's file, or an empty string."""
     name, at, _ = result.kernel.partition("@")
     return name if at else ""
 
 
 def file(gpu: Target) -> Path:
-    """Where the cache has the results for this GPU; not necessarily there yet."""
+    """Return the path of this GPU's results in the cache, which may not exist yet."""
     return _file(_folder(), gpu.name)
 
 
@@ -177,16 +176,16 @@ def _folder() -> Path:
 
 
 def _file(folder: Path, name: str) -> Path:
-    """The file for GPUs of this name."""
+    """Return the file for GPUs of this name."""
     slug = re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")
     return folder / f"{slug}.json"
 
 
 def save(results: Iterable[Result], gpu: Target, path: Path | None = None) -> Path:
-    """Add results to those in the file, in the place of older ones of the same problems.
+    """Add results to the file, replacing older ones of the same problems.
 
-    Other processes may do so at the same time. `path` is that of the GPU's own file in the cache
-    unless given. Results in it that are out of date are dropped. Raises `CacheUnwritable`.
+    Safe with concurrent processes. `path` defaults to the GPU's own file in the cache. Outdated
+    results in it are dropped. Raises `CacheUnwritable`.
     """
     path = path or file(gpu)
     with locked(ensure_folder(path.parent), "write results of tuning"):
@@ -206,24 +205,24 @@ def save(results: Iterable[Result], gpu: Target, path: Path | None = None) -> Pa
 
 
 def forget() -> None:
-    """Read the files again when they are next needed."""
+    """Discard cached results; files are read again when needed."""
     for function in (_best, _layout_of, _kept, _shipped):
         function.cache_clear()
 
 
 def _sum(content: dict[str, Any]) -> str:
-    """The checksum that is in a file with this content besides."""
+    """Return the checksum of this content."""
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 
 def _text(content: dict[str, Any]) -> str:
-    """JSON with a line for each result."""
+    """Return JSON with one line per result."""
     lines = ",\n".join(f"    {json.dumps(each)}" for each in content["results"])
     head = json.dumps({**content, "results": []}, indent=2)
     return head.replace('"results": []', f'"results": [\n{lines}\n  ]') + "\n"
 
 
-# By layer: networks have hundreds, and each is looked for.
+# Results by layer, as networks look up hundreds of layers.
 _Results = dict[ConvProblem, list[Result]]
 
 
@@ -234,12 +233,12 @@ def _kept(path: Path, name: str, capability: Capability, driver: int) -> _Result
 
 @functools.lru_cache(maxsize=16)
 def _shipped(name: str) -> list[_Results]:
-    """What comes with the package for GPUs of this name, and then for those that are alike."""
+    """Return the shipped results for GPUs of this name, then those for similar ones."""
     folder = kernels_dir() / "tuned"
     own = _file(folder, name)
     others = folder.glob("*.json") if _ALIKE.match(own.name) else ()
     paths = [own, *sorted(path for path in others if path != own and _ALIKE.match(path.name))]
-    # They stay of use when a kernel or the driver changes a little.
+    # They stay useful when a kernel or the driver changes a little.
     return [_by_layer(_read(path, {})) for path in paths]
 
 
@@ -251,13 +250,13 @@ def _by_layer(results: Iterable[Result]) -> _Results:
 
 
 def _layer(problem: ConvProblem) -> ConvProblem:
-    """What results of the same layer have in common; batch and bias may differ."""
+    """Return the problem's layer: batch and bias are normalised."""
     return dataclasses.replace(problem, batch=1, bias=False)
 
 
 def _nearest(results: _Results, problem: ConvProblem, farthest: float = math.inf) -> list[Result]:
-    """Those of the problem's layer, of the nearest batch first, and of none that is more than
-    `farthest` times as large or as small."""
+    """Return the results of the problem's layer, nearest batch first, within a factor of
+    `farthest`."""
 
     def distance(each: Result) -> float:
         return abs(math.log(each.problem.batch / problem.batch))
@@ -271,7 +270,7 @@ def _nearest(results: _Results, problem: ConvProblem, farthest: float = math.inf
 
 
 def _read(path: Path, about: dict[str, Any]) -> list[Result]:
-    """The results in a file that is about this, with a word where it cannot be used."""
+    """Return the results in a file if it matches `about`; log why it cannot be used otherwise."""
     if not path.is_file():
         return []
     try:
@@ -304,12 +303,12 @@ def _result(each: dict[str, Any]) -> Result:
     problem = ConvProblem.parse(each["problem"])
     names = (str(each["precision"]), str(each["kernel"]))
     numbers = (float(each["ms"]), int(each["candidates"]))
-    # Results of before gradients were tuned do not say their direction.
+    # Results from before gradients were tuned have no direction.
     return Result(problem, *names, tunables, *numbers, str(each.get("direction", "forward")))
 
 
 def _choice(result: Result, problem: ConvProblem, capability: Capability) -> Choice | None:
-    """What a result names, unless that cannot, or no longer, be used for the problem."""
+    """Return the choice that a result names, if it still exists and can compute the problem."""
     kernel = catalog.find(result.kernel)
     if kernel is None or not kernel.permitted(result.precision, problem):
         return None
@@ -321,7 +320,7 @@ def _choice(result: Result, problem: ConvProblem, capability: Capability) -> Cho
 def _with_tunables(
     kernel: Kernel, result: Result, problem: ConvProblem, capability: Capability
 ) -> Choice | None:
-    """The kernel with a result's tunables, if it has such a layout."""
+    """Return the kernel with a result's tunables, if it has such a layout."""
     layouts = kernel.layouts(problem, capability)
     if layouts and not result.tunables:
         return Choice(kernel)
@@ -331,7 +330,7 @@ def _with_tunables(
 
 
 def _about(name: str, capability: Capability, driver: int) -> dict[str, Any]:
-    """What results depend on besides the problem."""
+    """Return the conditions of results besides the problem."""
     major, minor = capability
     return {
         "gpu": name,
@@ -343,7 +342,7 @@ def _about(name: str, capability: Capability, driver: int) -> dict[str, Any]:
 
 @functools.lru_cache(maxsize=1)
 def _kernels() -> str:
-    """A word that changes with the kernels: with their code, not with their comments."""
+    """Return a hash of the kernels' code without comments."""
     key = hashlib.sha256(__version__.encode())
     folder = kernels_dir() / "cuda"
     for path in sorted([*folder.rglob("*.cu"), *folder.rglob("*.cuh")]):

@@ -1,1 +1,1 @@
-"""Compiling CUDA sources, loading and launching kernels, and the memory and streams of a GPU."""
+"""Compilation of CUDA sources, loading and launching of kernels, GPU memory and streams."""

@@ -1,9 +1,9 @@
-"""A GPU as the kernels see it: its context, streams, events and memory, all kept and reused.
+"""A GPU's context, streams, events and memory, all kept for reuse.
 
-PyCUDA frees what it made only from the thread that made the context, and warns on stderr where it
-cannot ("could not be cleaned up"); MXNet runs operators on threads that come and go. So nothing
-made here is ever destroyed by Python: memory is freed by hand, with the context current, and the
-rest lives as long as the process.
+PyCUDA frees objects only on the thread that created the context; elsewhere it warns on stderr
+("could not be cleaned up"). MXNet runs operators on threads that come and go. So Python never
+destroys objects created here: memory is freed explicitly, with the context current, and the rest
+lives as long as the process.
 """
 
 from __future__ import annotations
@@ -21,23 +21,22 @@ from ....errors import GpuFailed, NotEnoughMemory, NoUsableGpu
 from ....host import cores
 from ....host.gpu import OLDEST_CAPABILITY, find_driver
 
-# Marks of a lane: before and after the copies in, after the kernels, after the copies out.
+# Events of a lane: before and after the copies in, after the kernels, after the copies out.
 BEGIN, COPIED_IN, COMPUTED, COPIED_OUT, _CLOCK = range(5)
-# CUDA refuses all that comes after some errors.
+# After some errors CUDA refuses all further work.
 RESTART = "; after a failed kernel restart the process"
 
 
 @dataclass
 class Lane:
-    """Two streams with events and memory of their own: one thread at a time works with it. All is
-    enqueued on the first one, but for what `bring` copies.
+    """Two streams with their own events and memory, for one thread at a time. Copies by `bring` use
+    the second stream, everything else the first.
 
-    On one stream, copies to the GPU would wait for other lanes' copies from it: CUDA puts an event
-    that is recorded after a copy into the queue of that direction, behind copies of other streams
-    that are there already.
+    On a single stream, copies to the GPU would wait for other lanes' copies from it: CUDA queues an
+    event recorded after a copy in that direction's queue, behind copies of other streams.
 
     `device` and `host` are the addresses of `device_bytes` on the GPU and `host_bytes` of
-    page-locked memory, 0 as long as there are none.
+    page-locked memory, 0 until they are allocated.
     """
 
     gpu: Gpu
@@ -58,19 +57,18 @@ class Lane:
             self.gpu.cuda.memcpy_htod_async(self.device + offset, part, self.stream)
 
     def bring(self, offset: int, nbytes: int, address: int | None = None) -> None:
-        """As `copy_in`, on the second stream: beside what the first one does."""
+        """Enqueue a copy as `copy_in` does, but on the second stream, concurrent with the first."""
         part = self._host_part(offset, nbytes, address)
         with reported("a copy to the GPU"):
             self.gpu.cuda.memcpy_htod_async(self.device + offset, part, self.second)
 
     def brought(self) -> None:
-        """Have what is enqueued from now on wait for all that `bring` was told to copy, of which
-        COPIED_IN is the end."""
+        """Make later work on the first stream wait for all copies by `bring`; record COPIED_IN."""
         self.events[COPIED_IN].record(self.second)
         self.stream.wait_for_event(self.events[COPIED_IN])
 
     def after(self, other: Lane) -> None:
-        """Have what is enqueued from now on wait for another lane's kernels, as COMPUTED says."""
+        """Make later work wait for the kernels of another lane, up to its COMPUTED event."""
         self.stream.wait_for_event(other.events[COMPUTED])
 
     def copy_out(self, offset: int, nbytes: int, address: int | None = None) -> None:
@@ -80,52 +78,53 @@ class Lane:
             self.gpu.cuda.memcpy_dtoh_async(part, self.device + offset, self.stream)
 
     def launch(self, loaded: Any, pointers: dict[str, int]) -> None:
-        """Enqueue a loaded plan's work on these addresses."""
+        """Enqueue the launches of a loaded plan on these addresses."""
         with reported(f"kernel {loaded.plan.kernel.name}"):
             loaded.launch(pointers, self.stream)
 
     def mark(self, event: int) -> None:
-        """Note the time at which the work enqueued so far ends, as BEGIN and the others."""
+        """Record an event, such as BEGIN, on the first stream."""
         self.events[event].record(self.stream)
 
     def mark_bringing(self) -> None:
-        """Note the time at which what `bring` was told so far is copied, as BEGIN."""
+        """Record BEGIN on the second stream."""
         self.events[BEGIN].record(self.second)
 
     def wait(self) -> None:
-        """Return when everything enqueued has ended. Raises `GpuFailed` if any of it failed."""
+        """Wait for the first stream. Raises `GpuFailed` if any of its work failed."""
         with reported("a kernel"):
             self.stream.synchronize()
 
     def drain(self) -> None:
-        """As `wait`, for both streams."""
+        """Wait for both streams. Raises `GpuFailed` as `wait` does."""
         with reported("a copy to the GPU"):
             self.second.synchronize()
         self.wait()
 
     def rest(self) -> None:
-        """As `wait`, up to COPIED_OUT, and without keeping a core busy: a little later."""
+        """Wait until COPIED_OUT without busy-waiting; returns a little later than `wait` would."""
         with reported("a kernel"):
             self.events[COPIED_OUT].synchronize()
 
     def start_clock(self) -> None:
-        """Let the times of this lane and of others, given this one, count from now."""
+        """Start the clock that `times` of this and other lanes refer to."""
         self.mark(_CLOCK)
         self.wait()
 
     def times(self, clock: Lane) -> tuple[float, ...]:
-        """Seconds from the start of another lane's clock to each mark of this one's, in order."""
+        """Return the seconds from the start of another lane's clock to each event of this lane, in
+        order."""
         start = clock.events[_CLOCK]
         return tuple(event.time_since(start) / 1e3 for event in self.events[:_CLOCK])
 
     def seconds(self, begin: int, end: int) -> float:
-        """Seconds from one mark to another; both must have happened."""
+        """Return the seconds between two events, which must have completed."""
         return self.events[end].time_since(self.events[begin]) / 1e3
 
     def reserve(self, device_bytes: int, host_bytes: int) -> None:
-        """See to it that the lane has at least so much memory; what was in it is lost.
+        """Allocate at least this much memory; earlier contents are lost.
 
-        Raises `NotEnoughMemory`, and then the lane has less.
+        Raises `NotEnoughMemory`; the lane then has less.
         """
         if self.device_bytes < device_bytes:
             self._free("device")
@@ -137,7 +136,7 @@ class Lane:
             self.host, self.host_bytes = block.ctypes.data, host_bytes
 
     def release(self) -> None:
-        """Give the lane's memory back; its stream and events stay."""
+        """Free the lane's memory; keep its streams and events."""
         self._free("device")
         self._free("host")
 
@@ -167,12 +166,11 @@ class Lane:
 
 
 class Gpu:
-    """One GPU: its number, name, compute capability such as (9, 0), memory in bytes, count of
-    multiprocessors, the newest CUDA version that its driver knows, such as 13000, and the cores
+    """One GPU: number, name, compute capability such as (9, 0), memory in bytes, number of
+    multiprocessors, newest CUDA version that its driver supports, such as 13000, and the cores
     nearest to it.
 
-    Get one with `get`. Everything but the plain attributes needs its context to be current:
-    work inside `with gpu.active()`.
+    Create it with `get`. Everything but the plain attributes requires `with gpu.active()`.
     """
 
     def __init__(self, cuda: Any, index: int) -> None:
@@ -185,7 +183,7 @@ class Gpu:
         self.memory_bytes: int = device.total_memory()
         self.cores = cores.beside(device.pci_bus_id())
         self.processors: int = device.get_attribute(cuda.device_attribute.MULTIPROCESSOR_COUNT)
-        # Held through a staged call, of which one at a time makes the best use of the bus.
+        # Held during a staged call; one call at a time makes the best use of the bus.
         self.staging = threading.Lock()
         self._context = device.retain_primary_context()
         self._lock = threading.Lock()
@@ -197,7 +195,7 @@ class Gpu:
 
     @contextlib.contextmanager
     def active(self) -> Iterator[None]:
-        """Have this GPU's primary context, which MXNet uses too, current on this thread."""
+        """Make this GPU's primary context, which MXNet uses too, current on this thread."""
         self._context.push()
         try:
             yield
@@ -206,13 +204,13 @@ class Gpu:
             self.cuda.Context.pop()
 
     def free_bytes(self) -> int:
-        """Memory that no process has taken."""
+        """Return the bytes that no process has allocated."""
         with reported(f"asking {self} for its memory"):
             return self.cuda.mem_get_info()[0]
 
     @contextlib.contextmanager
     def lane(self, device_bytes: int = 0) -> Iterator[Lane]:
-        """One lane with at least so much memory on the GPU. Raises `NotEnoughMemory`."""
+        """Provide one lane with at least this much memory. Raises `NotEnoughMemory`."""
         (lane,) = self._take(1)
         try:
             try:
@@ -228,10 +226,11 @@ class Gpu:
     def lanes(
         self, count: int, device_bytes: int, host_bytes: int, limit: int
     ) -> Iterator[list[Lane]]:
-        """`count` lanes with so much memory each, all lanes' on the GPU within `limit` bytes.
+        """Provide `count` lanes of the given sizes; all lanes together stay within `limit` bytes on
+        the GPU.
 
-        Raises `NotEnoughMemory` when the GPU or the machine has no more, or when other calls
-        have taken lanes that leave too little of `limit`.
+        Raises `NotEnoughMemory` if the GPU or the host has no more memory, or if lanes of other
+        calls leave too little of `limit`.
         """
         lanes = self._take(count)
         try:
@@ -251,8 +250,8 @@ class Gpu:
     def ready_lanes(
         self, count: int, device_bytes: int, host_bytes: int, limit: int
     ) -> Iterator[list[Lane]]:
-        """As `lanes`, of those that have so much memory already, all lanes' on the GPU within
-        `limit` bytes; none where they are too few."""
+        """Provide lanes as `lanes` does, but only lanes that already have this much memory; an
+        empty list if they are too few or exceed `limit`."""
         within = self.reserved_bytes() <= limit
         lanes = self._take_ready(count, device_bytes, host_bytes) if within else []
         try:
@@ -261,7 +260,7 @@ class Gpu:
             self._give(lanes)
 
     def reserved_bytes(self) -> int:
-        """Memory on the GPU that all lanes have together."""
+        """Return the bytes on the GPU that all lanes have together."""
         with self._lock:
             return sum(lane.device_bytes for lane in self._lanes)
 
@@ -304,7 +303,7 @@ class Gpu:
                 for number, lane in enumerate(self._idle)
                 if lane.device_bytes >= device_bytes and lane.host_bytes >= host_bytes
             ][:count]
-            # The last ones first, which moves none of the others.
+            # From the end, so that the other indices stay valid.
             return [self._idle.pop(number) for number in ready[::-1]] if len(ready) == count else []
 
     def _give(self, lanes: list[Lane]) -> None:
@@ -327,10 +326,10 @@ _process = 0
 
 
 def get(index: int) -> Gpu:
-    """The GPU of this number; the driver is started, and the context made, the first time.
+    """Return GPU number `index`; the first call starts the driver and creates the context.
 
-    Raises `NoUsableGpu` when PyCUDA, the driver or the GPU is missing or too old, or in a child
-    of a process that has used its GPUs before it forked.
+    Raises `NoUsableGpu` when PyCUDA, the driver or the GPU is missing or too old, or in a child of
+    a process that used its GPUs before it forked.
     """
     global _process
     with _gpus_lock:
@@ -346,15 +345,15 @@ def get(index: int) -> Gpu:
 
 
 def immortal(made: Any) -> Any:
-    """Keep Python from ever destroying an object, at its end either; returns the object."""
+    """Prevent Python from ever destroying an object, even at exit; return the object."""
     ctypes.pythonapi.Py_IncRef(ctypes.py_object(made))
     return made
 
 
 class reported:
-    """Turns PyCUDA's errors in the block into `NotEnoughMemory` and `GpuFailed`, naming `what`.
+    """Context that turns PyCUDA's errors into `NotEnoughMemory` and `GpuFailed`, naming `what`.
 
-    A class, as a staged call enters several for each chunk, and a generator takes 3 us more.
+    A class because a staged call enters several per chunk, and a generator takes 3 us more.
     """
 
     def __init__(self, what: str) -> None:
@@ -398,8 +397,8 @@ def _open(index: int) -> Gpu:
 
 
 def _driver() -> Any:
-    """PyCUDA's driver module, initialised."""
-    # Without a driver PyCUDA warns before it fails, and does not say what is missing.
+    """Return PyCUDA's initialised driver module."""
+    # Without a driver PyCUDA warns before it fails, and does not name what is missing.
     find_driver()
     try:
         cuda: Any = importlib.import_module("pycuda.driver")

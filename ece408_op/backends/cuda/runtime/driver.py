@@ -1,4 +1,4 @@
-"""Functions of CUDA's driver that PyCUDA does not have, called in the driver's library."""
+"""CUDA driver functions that PyCUDA lacks, called through the driver's library."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from .device import RESTART
 
 @functools.lru_cache(maxsize=1)
 def library() -> Any:
-    """The driver's library. Raises `OSError` where there is none."""
+    """Return the driver's library. Raises `OSError` if it is missing."""
     return ctypes.CDLL("libcuda.so.1")
 
 
 def call(name: str, *arguments: Any) -> None:
-    """Call the function of this name. Raises `GpuFailed` for what it refuses."""
+    """Call the function of this name. Raises `GpuFailed` if it returns an error."""
     error = getattr(library(), name)(*arguments)
     if error:
         raise GpuFailed(f"{name} failed with CUDA error {error}{RESTART}")
 
 
 def address(name: str) -> int:
-    """Where the function of this name lies, for compiled code."""
+    """Return the address of the function of this name, for compiled code."""
     return ctypes.cast(getattr(library(), name), ctypes.c_void_p).value or 0

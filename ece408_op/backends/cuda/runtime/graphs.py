@@ -1,4 +1,4 @@
-"""Launches recorded once, and then repeated by one call of the driver: CUDA graphs."""
+"""CUDA graphs: launches are captured once and replayed by one driver call."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from typing import Any
 
 from . import driver
 
-# What the recording thread and others do meanwhile is not looked at.
+# CU_STREAM_CAPTURE_MODE_RELAXED: CUDA calls of any thread stay allowed during the capture.
 _RELAXED = 2
 
 
 class Recording:
-    """What `enqueue` enqueues on a PyCUDA stream, which is not run yet. The stream's context is to
-    be current. Raises `GpuFailed`, and what `enqueue` raises."""
+    """A captured sequence: what `enqueue` enqueues on a PyCUDA stream, without running it. The
+    stream's context must be current. Raises `GpuFailed` and the errors of `enqueue`."""
 
     def __init__(self, stream: Any, enqueue: Callable[[], None]) -> None:
         self._stream = ctypes.c_void_p(int(stream.handle))
@@ -24,7 +24,7 @@ class Recording:
         try:
             enqueue()
         except BaseException:
-            # The stream is to be of use again.
+            # End the capture, so that the stream stays usable.
             driver.library().cuStreamEndCapture(self._stream, ctypes.byref(graph))
             raise
         driver.call("cuStreamEndCapture", self._stream, ctypes.byref(graph))
@@ -35,9 +35,9 @@ class Recording:
             driver.library().cuGraphDestroy(graph)
 
     def launch(self) -> None:
-        """Enqueue all of it on the stream."""
+        """Enqueue the whole graph on the stream."""
         driver.call("cuGraphLaunch", self._executable, self._stream)
 
     def close(self) -> None:
-        """Give back what the driver keeps for it."""
+        """Destroy the graph."""
         driver.library().cuGraphExecDestroy(self._executable)

@@ -1,4 +1,4 @@
-"""Compiled kernels on the GPU: loaded once, launched through PyCUDA with every call checked."""
+"""Kernel launcher: loads compiled code once and launches it through PyCUDA, checking every call."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from typing import Any
 
 from .... import settings
 from ....errors import GpuFailed
-from .. import limits
-from ..plan import Capability, Defines, Grid, Launch, Plan, Target, architecture
-from .compiler import compile_plan
+from .. import gpu_limits
+from ..kernel_plan import Capability, Defines, Grid, Launch, Plan, Target, architecture
+from .nvcc_compiler import compile_plan
 
 _modules: dict[tuple[str, str, Defines], _Module] = {}
 _lock = threading.Lock()
@@ -21,10 +21,10 @@ _lock = threading.Lock()
 
 @functools.lru_cache(maxsize=4096)
 def load(gpu: Target, plan: Plan) -> LoadedPlan:
-    """The plan, its code loaded on the GPU, whose context is current.
+    """Load a plan's code on the GPU, whose context must be current.
 
-    Code is compiled and loaded once for each GPU, source and macros, and stays for the life of
-    the process. Raises what `compile_plan` raises, and `GpuFailed`.
+    Code is compiled and loaded once per GPU, source and macros, and stays for the life of the
+    process. Raises what `compile_plan` raises, and `GpuFailed`.
     """
     import pycuda.driver as cuda
 
@@ -36,8 +36,8 @@ def load(gpu: Target, plan: Plan) -> LoadedPlan:
 
 
 def machine_code(plan: Plan, capability: Capability) -> bytes:
-    """The plan's compiled source for a GPU of this capability. Raises what `compile_plan` raises,
-    and `GpuFailed` where there is none."""
+    """Return the plan's machine code for a GPU of this capability. Raises what `compile_plan`
+    raises, and `GpuFailed` if the kernel does not support it."""
     name = architecture(plan.kernel.architectures, capability)
     if name is None:
         raise GpuFailed(
@@ -48,7 +48,7 @@ def machine_code(plan: Plan, capability: Capability) -> bytes:
 
 
 def grid_of(launch: Launch, processors: int) -> Grid:
-    """The blocks that are launched on a GPU with so many multiprocessors."""
+    """Return the grid of a launch on a GPU with this number of multiprocessors."""
     if not launch.blocks_per_processor:
         return launch.grid
     most, height, depth = launch.grid
@@ -57,25 +57,25 @@ def grid_of(launch: Launch, processors: int) -> Grid:
 
 
 def cache_folder() -> Path:
-    """Where compiled kernels are kept; not necessarily there yet."""
+    """Return the folder of compiled kernels, which may not exist yet."""
     return settings.cache() / "cuda-kernels"
 
 
 class _Module:
-    """One source compiled with its macros, on one GPU."""
+    """One source compiled with its macros, loaded on one GPU."""
 
     def __init__(self) -> None:
-        # Held from launch to the end of the work by callers whose plan has constants.
+        # Held from launch to completion by callers whose plan has constants.
         self.lock = threading.Lock()
         self._loading = threading.Lock()
         self._module: Any = None
         self._functions: dict[str, Any] = {}
-        # By function: what it has been allowed to have at most.
+        # By function: the dynamic shared memory that it may use.
         self._shared_bytes: dict[str, int] = {}
         self.processors = 0
 
     def require(self, plan: Plan, capability: Capability) -> None:
-        """Compile and load unless that is done."""
+        """Compile and load, unless that has been done."""
         import pycuda.driver as cuda
 
         with self._loading:
@@ -93,7 +93,7 @@ class _Module:
             self._module = module
 
     def function(self, launch: Launch) -> Any:
-        """The function, prepared for the launch's arguments and shared memory."""
+        """Return the function, prepared for the launch's arguments and shared memory."""
         from pycuda.driver import function_attribute
 
         with self._loading:
@@ -103,7 +103,7 @@ class _Module:
                 function.prepare(["P" if isinstance(a, str) else "i" for a in launch.arguments])
                 self._functions[launch.function] = function
             if launch.shared_bytes > self._shared_bytes.get(
-                launch.function, limits.STATIC_SHARED_BYTES
+                launch.function, gpu_limits.STATIC_SHARED_BYTES
             ):
                 attribute = function_attribute.MAX_DYNAMIC_SHARED_SIZE_BYTES
                 function.set_attribute(attribute, launch.shared_bytes)
@@ -111,15 +111,15 @@ class _Module:
         return function
 
     def address(self, symbol: str) -> int:
-        """Where a global variable of the source lies on the GPU."""
+        """Return the address of a global variable of the source on the GPU."""
         pointer, _ = self._module.get_global(symbol)
         return int(pointer)
 
 
 class LoadedPlan:
-    """A plan that can be launched; `plan` is the plan.
+    """A plan that can be launched.
 
-    While `plan.constants` is not empty, hold `lock` from `launch` until the stream is done: all
+    If `plan.constants` is not empty, hold `lock` from `launch` until the stream is done: all
     launches of one module share its constants.
     """
 
@@ -129,11 +129,11 @@ class LoadedPlan:
         self._module = module
 
     def launch(self, pointers: Mapping[str, int], stream: Any) -> None:
-        """Enqueue copies and launches, in order, on a PyCUDA stream; does not wait for them.
+        """Enqueue copies and launches, in order, on a PyCUDA stream; does not wait.
 
-        `pointers` has the address on the GPU of each array that the plan names. To be called with
-        the GPU's context current. Raises `GpuFailed` for a copy or a launch that is refused; a
-        failure while a kernel runs shows at the stream's next synchronisation.
+        `pointers` maps the plan's array names to GPU addresses. The GPU's context must be current.
+        Raises `GpuFailed` if a copy or launch is refused; an error during a kernel's execution
+        appears at the stream's next synchronisation.
         """
         import pycuda.driver as cuda
 

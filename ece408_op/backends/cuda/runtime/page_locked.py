@@ -1,12 +1,12 @@
-"""Page-locked memory for arrays of staged calls, which the bus then reads and writes in place.
+"""Pool of page-locked memory for arrays of staged calls, which the GPU then accesses directly.
 
-Ordinary arrays are copied twice: by the bus, and between there and page-locked memory by the host's
-cores, which take longer than the buses of two GPUs. Memory can be page-locked where it is, but only
-by its owner: CUDA would go on using the pages of an array that has been freed. So this memory is
-made here, and whoever takes a block of it says when it is free again.
+Ordinary arrays are copied twice: over the bus, and by the host's cores between the array and
+page-locked memory, which takes longer than the buses of two GPUs. Existing memory can be
+page-locked, but only safely by its owner: CUDA would go on using the pages of a freed array. So
+this pool allocates the memory, and its users return it.
 
-Making a block takes about twice as long as making ordinary memory. So none is lent for a result of
-a size that is asked for the first time.
+Allocating a block takes about twice as long as allocating ordinary memory. So the first result of a
+size gets none.
 """
 
 from __future__ import annotations
@@ -24,27 +24,26 @@ from ...cpu import native
 from . import driver
 from .device import Gpu, immortal
 
-# Copies of less take the host's cores hardly any time.
+# The time of smaller copies on the host is negligible.
 SMALLEST = 8 << 20
-# A new block has at most this part of the memory that is available.
+# A new block takes at most 1 / _PART of the available memory.
 _PART = 4
-# A free block goes if it is not one of the last so many that were taken.
+# A free block is released unless it is among this number of most recently used ones.
 _REMEMBERED = 16
-# Sizes that were asked for, the latest.
+# Number of recently requested sizes that are remembered.
 _KNOWN_SIZES = 64
 _HUGE_PAGE = 2 << 20
-# Flag of cuMemHostRegister: for every GPU.
+# Flag of cuMemHostRegister: valid for every GPU.
 _PORTABLE = 1
 
 
 class _Block:
-    """Memory of `nbytes`, a multiple of a huge page's, and the number of the call that took it
-    last."""
+    """Memory of `nbytes`, a multiple of the huge page size, and the number of its last use."""
 
     def __init__(self, nbytes: int, gpu: Gpu, before_fork: Callable[[], None]) -> None:
         self._made = mmap.mmap(-1, nbytes + _HUGE_PAGE, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         start = ctypes.addressof(ctypes.c_char.from_buffer(self._made))
-        # Huge pages begin at multiples of their size.
+        # Huge pages are aligned to their size.
         address = -(-start // _HUGE_PAGE) * _HUGE_PAGE
         self.memory = HostMemory(address, nbytes, ctypes.c_int(0), before_fork)
         self.taken = 0
@@ -60,11 +59,11 @@ class _Block:
         return start <= address and address + nbytes <= start + self.memory.nbytes
 
     def lock(self, threads: int) -> None:
-        """Make the pages, by so many threads, and lock them. Raises `GpuFailed`."""
+        """Touch the pages with this number of threads, then lock them. Raises `GpuFailed`."""
         address, nbytes, *_ = self.memory
         native.ask_for_huge_pages(address, nbytes)
         native.populate(address, nbytes, threads)
-        # A fork would have the parent write to other pages than CUDA does.
+        # After a fork, copy-on-write would give the parent other pages than CUDA uses.
         self._made.madvise(mmap.MADV_DONTFORK)
         size = ctypes.c_size_t(nbytes)
         with self._gpu.active():
@@ -72,22 +71,22 @@ class _Block:
         self.is_locked = True
 
     def unlock(self) -> None:
-        """Make this ordinary memory."""
+        """Unlock the pages."""
         if self.is_locked:
-            # After a failed kernel CUDA refuses all that comes, and writes nothing any more.
+            # After a failed kernel CUDA refuses every call, and writes nothing any more.
             with contextlib.suppress(GpuFailed), self._gpu.active():
                 driver.call("cuMemHostUnregister", ctypes.c_void_p(self.memory.address))
             self._made.madvise(mmap.MADV_DOFORK)
         self.is_locked = False
 
     def close(self) -> None:
-        """Give the memory back to the system."""
+        """Return the memory to the system."""
         self.unlock()
         self._made.close()
 
 
 class Pool:
-    """Blocks of page-locked memory, used again. May be used by several threads at once."""
+    """Reusable blocks of page-locked memory. Thread-safe."""
 
     def __init__(self) -> None:
         self._mutex = threading.Lock()
@@ -98,13 +97,13 @@ class Pool:
 
     @property
     def is_empty(self) -> bool:
-        """Whether there are no blocks at all."""
+        """Whether the pool has no blocks."""
         return not self._blocks
 
     def lend(self, nbytes: int, gpu: Gpu, threads: int) -> HostMemory | None:
-        """At least so many bytes for a result, as `take` has them; `None` where ordinary memory is
-        better: for less than `SMALLEST`, for a size that is asked for the first time, and where
-        `take` would raise."""
+        """Take at least `nbytes` for a result; `None` if ordinary memory is better: for less than
+        `SMALLEST`, for a size that is requested for the first time, and where `take` would
+        raise."""
         if nbytes < SMALLEST:
             return None
         with self._mutex:
@@ -119,19 +118,18 @@ class Pool:
                 return None
 
     def take(self, nbytes: int, gpu: Gpu, threads: int) -> HostMemory:
-        """At least so many bytes, locked by way of `gpu` for all, the pages made by so many
-        threads. Raises `NotEnoughMemory`, and `GpuFailed` where CUDA locks none."""
+        """Take at least `nbytes`, locked through `gpu` for all GPUs; this number of threads touches
+        the pages. Raises `NotEnoughMemory`, and `GpuFailed` if CUDA cannot lock memory."""
         with self._mutex:
             return self._take(nbytes, gpu, threads)
 
     def covers(self, address: int, nbytes: int) -> bool:
-        """Whether this is page-locked memory of the pool."""
+        """Return whether this is page-locked memory of the pool."""
         with self._mutex:
             return any(b.is_locked and b.covers(address, nbytes) for b in self._blocks)
 
     def unlock_all(self) -> None:
-        """Make all blocks ordinary memory, while no call uses them; those that are free go back to
-        the system."""
+        """Unlock all blocks, while no call uses them; free blocks are returned to the system."""
         with self._mutex:
             for block in self._blocks:
                 block.unlock()
@@ -150,7 +148,7 @@ class Pool:
         return next(fitting, None)
 
     def _is_known(self, nbytes: int) -> bool:
-        """Whether the size was asked for before; from now on it was."""
+        """Return whether the size was requested before, and remember it."""
         known = nbytes in self._sizes
         self._sizes.pop(nbytes, None)
         self._sizes[nbytes] = None
@@ -168,7 +166,7 @@ class Pool:
                 "close other programs"
             )
         try:
-            # Python's end would take the memory from arrays that MXNet still has.
+            # Python's exit would free memory of arrays that MXNet still holds.
             block = immortal(_Block(_rounded(nbytes), gpu, self.unlock_all))
         except OSError as error:
             raise NotEnoughMemory(
@@ -184,7 +182,7 @@ class Pool:
         return block
 
     def _clear(self) -> None:
-        """Give back free blocks that are not locked any more, or that nobody has taken for long."""
+        """Release free blocks that are unlocked or have not been used for long."""
         oldest = self._calls - _REMEMBERED
         gone = [b for b in self._blocks if b.is_free and (not b.is_locked or b.taken < oldest)]
         self._blocks = [block for block in self._blocks if block not in gone]

@@ -1,9 +1,9 @@
-"""A kernel that keeps the GPU busy, while the host enqueues what is to be timed: without it the
-host's time from one launch to the next is part of what is measured."""
+"""A kernel that keeps the GPU busy while the host enqueues work to be timed: otherwise the time
+between launches would be measured, too."""
 
 from __future__ import annotations
 
-from ..plan import ARCHITECTURES, Code, Launch, Plan
+from ..kernel_plan import ARCHITECTURES, Code, Launch, Plan
 from . import launcher
 from .device import Gpu
 
@@ -11,6 +11,7 @@ _CODE = Code("pause", "measuring/pause.cu", ARCHITECTURES, "float32", float32_ac
 
 
 def load(gpu: Gpu, microseconds: int) -> launcher.LoadedPlan:
-    """The pause, loaded on the GPU, whose context is current. Raises what `launcher.load` does."""
+    """Load the pause on the GPU, whose context must be current. Raises what `launcher.load`
+    does."""
     launch = Launch("pause", (1, 1, 1), (1, 1, 1), (microseconds,))
     return launcher.load(gpu, Plan(_CODE, (), (launch,)))

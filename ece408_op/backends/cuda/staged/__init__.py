@@ -1,1 +1,1 @@
-"""Arrays on the host: the batch goes to the GPU and back in chunks."""
+"""Staging of host arrays: the batch is copied to the GPU and back in chunks."""

@@ -1,8 +1,8 @@
-"""A staged call's chunks on one GPU: one thread hands them round a ring of lanes.
+"""A staged call's chunks on one GPU: one thread moves them through a ring of lanes.
 
-Everything on the GPU is enqueued and runs by itself: while the thread, with all cores, copies one
-chunk on the host, the chunks of the other lanes have the bus, each direction of it, and the
-kernels. One thread is enough, and it waits for no other one to hand it Python's lock.
+All GPU work is asynchronous: while the host copies one chunk with all cores, the other lanes'
+chunks use both directions of the bus and the GPU. A single thread suffices and never waits for
+another one to release Python's lock.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ import numpy as np
 
 from ....errors import GpuFailed
 from ...cpu.native import Copy, copy, populate
-from ..plan import Plan
+from ..kernel_plan import Plan
 from ..runtime import page_locked
 from ..runtime.device import COMPUTED, COPIED_OUT, Gpu, Lane
 from ..work import OVER_BATCH, Work, shape_of
-from .chunks import Layout
+from .chunk_layout import Layout
 
-# Huge pages enough to keep all cores busy.
+# Memory touched in advance: enough huge pages to keep all cores busy.
 _MADE_AHEAD = 64 << 20
 
 Interval = tuple[float, float]
@@ -33,8 +33,8 @@ Loader = Callable[[Gpu, Plan], Any]
 
 @dataclass
 class Outcome:
-    """What chunks leave behind: when copies and kernels ran, whose plans these were, sums over the
-    batch by role, and the seconds that all of it took."""
+    """Results of chunks: intervals of copies and kernels, plans used, sums over the batch by role,
+    and total seconds."""
 
     copies: list[Interval] = field(default_factory=list)
     kernels: list[Interval] = field(default_factory=list)
@@ -55,9 +55,9 @@ class Outcome:
 
 @dataclass(frozen=True)
 class _Move:
-    """One array's way between the caller and a lane: the caller's address for image 0 and bytes
-    from image to image, the offset in the lane's memory, the bytes of a chunk, and whether the bus
-    reaches the caller's array, as it is page-locked."""
+    """A copy between a caller's array and a lane: the caller's address of image 0 and bytes per
+    image, the offset in the lane's memory, the bytes of a chunk, and whether the caller's array is
+    page-locked, so that the GPU accesses it directly."""
 
     address: int
     stride: int
@@ -69,17 +69,17 @@ class _Move:
         return self.address + image * self.stride
 
     def filling(self, lane: Lane, first: int) -> Copy:
-        """The copy of the chunk that begins with image `first` to page-locked memory."""
+        """Return the host copy to page-locked memory for the chunk that starts at image `first`."""
         return lane.host + self.offset, self.at(first), self.nbytes
 
     def emptying(self, lane: Lane, first: int) -> Copy:
-        """The copy of a chunk of results from page-locked memory to the caller's array."""
+        """Return the host copy of results from page-locked memory to the caller's array."""
         return self.at(first), lane.host + self.offset, self.nbytes
 
 
 @dataclass(frozen=True)
 class _Size:
-    """Bytes that a chunk takes of the device's and the host's memory."""
+    """Bytes of a chunk on the device and on the host."""
 
     inputs: tuple[_Move, ...]
     outputs: tuple[_Move, ...]
@@ -88,7 +88,7 @@ class _Size:
 
 @dataclass(frozen=True)
 class _Chunk:
-    """A chunk that begins with image `first`, in its lane."""
+    """A chunk that starts at image `first`, in its lane."""
 
     lane: Lane
     size: _Size
@@ -96,22 +96,22 @@ class _Chunk:
 
     @property
     def results(self) -> list[_Move]:
-        """What the host copies to the caller's arrays as it is."""
+        """The results that the host copies to the caller's arrays."""
         return [move for move in self.size.outputs if move.stride and not move.is_reached]
 
     @property
     def copied(self) -> list[_Move]:
-        """What the host copies from the caller's arrays."""
+        """The inputs that the host copies from the caller's arrays."""
         return [move for move in self.size.inputs if not move.is_reached]
 
     def reached(self, move: _Move) -> int | None:
-        """The caller's address of the chunk, for the bus, or `None` where it does not reach it."""
+        """Return the caller's address of the chunk if the GPU accesses it directly, else `None`."""
         return move.at(self.first) if move.is_reached else None
 
 
 class Ring:
-    """The part of a staged call that one GPU does, on lanes that it has to itself; `threads` is
-    how many cores to copy with on the host."""
+    """The part of a staged call that one GPU computes, on lanes of its own; `threads` host threads
+    copy."""
 
     def __init__(
         self, work: Work, layout: Layout, lanes: Sequence[Lane], load: Loader, threads: int
@@ -122,15 +122,15 @@ class Ring:
         self._gpu = lanes[0].gpu
         self._load = load
         self._threads = threads
-        # By address of an output: up to which image its memory is made.
+        # By address of an output: the image up to which its pages have been touched.
         self._made: dict[int, int] = {}
-        # Behind the last image of the part.
+        # End of the part (one past its last image).
         self._end = 0
         self._summed = [role for role in work.outputs if role not in OVER_BATCH]
         self._adds = any(role in work.inputs for role in work.outputs)
 
     def run(self, chunks: Sequence[tuple[int, int]]) -> Outcome:
-        """Do these chunks, which follow each other, given as first image and number of images."""
+        """Compute these consecutive chunks, given as first image and number of images."""
         self._end = sum(chunks[-1])
         sizes = {images: self._size(images) for images in dict.fromkeys(n for _, n in chunks)}
         outcome = Outcome(plans=[each.plan for s in sizes.values() for each in s.loaded])
@@ -153,7 +153,8 @@ class Ring:
 
     @contextlib.contextmanager
     def _ended(self) -> Iterator[None]:
-        """Wait for all that is enqueued if the block fails: it may write to the caller's arrays."""
+        """If the block fails, wait for all enqueued work, which may write to the caller's
+        arrays."""
         try:
             yield
         except BaseException:
@@ -163,9 +164,9 @@ class Ring:
             raise
 
     def _turn(self, ended: _Chunk | None, begun: _Chunk | None, outcome: Outcome) -> None:
-        """Wait for a chunk and take its results, and bring another one on its way in the same lane.
-        The host copies of both are one call, since each call wakes all threads; unless results are
-        added to, as then both are of the same page-locked memory."""
+        """Wait for the chunk in a lane, take its results, and start another one in the same lane.
+        The host copies of both are one call, because each call wakes all threads; if results are
+        accumulated they are two, as both use the same page-locked memory."""
         results: list[Copy] = []
         inputs: list[Copy] = []
         if ended:
@@ -197,13 +198,13 @@ class Ring:
         lane.mark(COPIED_OUT)
 
     def _wait(self, chunk: _Chunk) -> None:
-        """Wait for a chunk, making use of the time."""
+        """Wait for a chunk; meanwhile touch pages for later results."""
         for move in chunk.results:
             self._make(move, chunk.first)
         chunk.lane.rest()
 
     def _account(self, lane: Lane, outcome: Outcome) -> None:
-        """Take the sums and the times of the chunk that has ended in a lane."""
+        """Record the sums and times of the completed chunk in a lane."""
         for role in self._summed:
             address = lane.host + self._layout.offsets[role]
             outcome.add_sum(role, array_at(self._work, role, address).astype(np.float64))
@@ -212,9 +213,8 @@ class Ring:
         outcome.kernels.append((copied_in, computed))
 
     def _make(self, move: _Move, first: int) -> None:
-        """Make the memory that results go to, where the caller's array is fresh: for the chunk that
-        begins with image `first`, and some for those after it. That of other parts is left to the
-        cores of their GPUs."""
+        """Touch the pages of results for the chunk that starts at image `first` and some later
+        ones, if the caller's array is fresh. The threads of other GPUs touch their own parts."""
         made = self._made.get(move.address, first)
         end = first + move.nbytes // move.stride
         if made < end:
@@ -223,14 +223,14 @@ class Ring:
             self._made[move.address] = end
 
     def _constants(self) -> list[_Move]:
-        """What all chunks share, brought to the first lane's page-locked memory."""
+        """Copy the arrays that all chunks share to the first lane's page-locked memory."""
         shared = [self._move(role, 1) for role in self._work.inputs if role not in OVER_BATCH]
         if shared:
             copy([move.filling(self._lanes[0], 0) for move in shared], self._threads)
         return shared
 
     def _send(self, constants: Sequence[_Move], lane: Lane) -> None:
-        """Enqueue the copies of what all chunks share to a lane's memory on the GPU."""
+        """Enqueue the copies of the shared arrays to a lane's memory on the GPU."""
         for move in constants:
             lane.copy_in(move.offset, move.nbytes, self._lanes[0].host + move.offset)
 
@@ -250,7 +250,7 @@ class Ring:
 
 
 def is_reached(work: Work, role: str) -> bool:
-    """Whether the bus reaches the caller's array of a role, one that is cut along the batch."""
+    """Return whether the GPU accesses the caller's array of a batched role directly."""
     if page_locked.pool.is_empty or role not in OVER_BATCH or role not in work.addresses:
         return False
     return page_locked.pool.covers(work.addresses[role], work.nbytes(role, work.problem.batch))
@@ -258,7 +258,8 @@ def is_reached(work: Work, role: str) -> bool:
 
 @contextlib.contextmanager
 def _held(sizes: Iterable[_Size]) -> Iterator[None]:
-    """Keep other calls from the constants of modules that have any; these chunks' are the same."""
+    """Lock the modules that have constants against other calls; the chunks of this call use equal
+    ones."""
     loaded = [each for size in sizes for each in size.loaded if each.plan.constants]
     with contextlib.ExitStack() as stack:
         for lock in {id(each.lock): each.lock for each in loaded}.values():
@@ -267,7 +268,7 @@ def _held(sizes: Iterable[_Size]) -> Iterator[None]:
 
 
 def array_at(work: Work, role: str, address: int) -> np.ndarray:
-    """The memory at an address as the array of a role that is not cut along the batch."""
+    """Return the memory at an address as the array of a role without a batch axis."""
     memory = (ctypes.c_ubyte * work.nbytes(role, 1)).from_address(address)
     flat = np.ctypeslib.as_array(memory).view(work.problem.dtype)
     return flat.reshape(shape_of(work.problem, role))

@@ -1,4 +1,4 @@
-"""The operators of MXNet that are computed on the GPU: how each becomes steps."""
+"""MXNet operators computed on the GPU, and their lowering to steps."""
 
 from __future__ import annotations
 
@@ -9,31 +9,31 @@ from typing import Optional
 
 from ....errors import Ece408Error, UnsupportedProblem
 from .. import pointwise, strided_copy
-from ..arrays import ITEM_BYTES, RESULTS
-from ..attributes import Attributes
 from ..builder import Builder, Operand
 from ..graph import Node
+from ..host_arrays import ITEM_BYTES, RESULTS
+from ..node_attributes import Attributes
 from ..values import INPUT, Buffer, Value
-from . import convolutions, elementwise, pooling, rows, shapes
+from . import convolutions, elementwise, pooling, reshaping, rows
 from .operator import Operator
 
-_FAMILIES = (convolutions, elementwise, pooling, rows, shapes)
+_FAMILIES = (convolutions, elementwise, pooling, rows, reshaping)
 OPERATORS: dict[str, Operator] = {
     name: operator for family in _FAMILIES for name, operator in family.OPERATORS.items()
 }
-# What computes them besides convolutions' kernels.
+# CUDA sources other than the convolution kernels.
 CODES = (
-    *(pointwise.KERNEL, strided_copy.KERNEL, shapes.RESIZE),
+    *(pointwise.KERNEL, strided_copy.KERNEL, reshaping.RESIZE),
     *(pooling.WINDOWS, pooling.ROWS, rows.SOFTMAX, rows.LRN),
 )
-# How operators written in Python appear in graphs, and what they do not tell the operator.
+# How graphs name operators written in Python.
 _CUSTOM = "Custom"
-# An array's shape, and its type if it is known.
+# An array's shape, and its type if known.
 Typed = tuple[tuple[int, ...], Optional[str]]
 
 
 class _AnyGpu:
-    """Operators ask no GPU for more than this one has."""
+    """The least capable GPU; operators require no more of one."""
 
     name = "any GPU"
     capability = (7, 5)
@@ -44,7 +44,7 @@ _ANY_GPU = _AnyGpu()
 
 
 def why_not(op: str, attributes: Mapping[str, str]) -> str | None:
-    """Why a node of MXNet's operator `op` is not computed here, or `None` if it is."""
+    """Return why MXNet's operator `op` is unsupported with these attributes, or `None` if not."""
     name = _name(op, attributes)
     if name not in OPERATORS:
         return f"operator {name} is not computed on the GPU"
@@ -56,8 +56,8 @@ def why_not(op: str, attributes: Mapping[str, str]) -> str | None:
 
 @functools.lru_cache(maxsize=4096)
 def refused(node: Node, given: tuple[Typed, ...], results: tuple[Typed, ...]) -> str | None:
-    """Why a node cannot be computed on arrays of these shapes and types, or gives others than
-    MXNet says, as far as it says them; `None` if it can."""
+    """Return why a node cannot be computed on arrays of these shapes and types, or would return
+    others than MXNet states in `results`; `None` if it can."""
     converts = node.op in ("Cast", "cast")
     for number, (_, dtype) in enumerate((*given, *results)):
         taken = converts and number < len(given)
@@ -82,7 +82,7 @@ def refused(node: Node, given: tuple[Typed, ...], results: tuple[Typed, ...]) ->
 
 
 def lower(builder: Builder, node: Node, operands: list[Operand]) -> list[Operand]:
-    """The results of a node. Raises `UnsupportedProblem` and `InvalidProblem`."""
+    """Lower a node and return its results. Raises `UnsupportedProblem` and `InvalidProblem`."""
     reason = why_not(node.op, node.attributes)
     if reason is not None:
         raise UnsupportedProblem(f"{node.op} {node.name}: {reason}")

@@ -1,4 +1,4 @@
-"""Convolutions and fully connected layers, and normalisation, which is folded into them."""
+"""Convolutions, fully connected layers, and batch normalisation, which is folded into them."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from dataclasses import replace
 
 from ....errors import UnsupportedProblem
 from ....problem import ConvProblem
+from ...cuda.kernel_plan import Plan
 from ...cuda.kernels import catalog
-from ...cuda.plan import Plan
-from ..attributes import Attributes
 from ..builder import Builder, Convolution, Operand
+from ..node_attributes import Attributes
 from ..pointwise import leaf
 from ..values import Value
 from .operator import Operator, axis_of, channels_of
@@ -54,7 +54,7 @@ def _convolution(builder: Builder, attributes: Attributes, operands: list[Operan
 
 
 def _pair(values: tuple[int, ...], height: int) -> tuple[int, int]:
-    """A number for each axis of an image, of which a one-dimensional one has height 1."""
+    """Return (height, width); a one-dimensional image has the given height."""
     return (values[0], values[1]) if len(values) == 2 else (height, values[0])
 
 
@@ -75,7 +75,8 @@ def _deconvolution_why_not(attributes: Attributes) -> str | None:
 
 
 def _deconvolution(builder: Builder, attributes: Attributes, operands: list[Operand]) -> Operand:
-    """The gradient for x of a convolution, of which the input is the gradient for y."""
+    """Compute the transposed convolution as the gradient of a convolution for x; its input is the
+    gradient for y."""
     x, w = builder.dense(operands[0]), builder.dense(operands[1])
     kernel = attributes.integers("kernel")
     stride, dilate = (attributes.integers(name, ()) or (1, 1) for name in ("stride", "dilate"))
@@ -104,7 +105,7 @@ def _deconvolution(builder: Builder, attributes: Attributes, operands: list[Oper
 
 
 def renamed(plan: Plan, names: dict[str, str]) -> Plan:
-    """The plan with other names of arrays."""
+    """Return the plan with its arrays renamed."""
     launches = []
     for launch in plan.launches:
         arguments = tuple(
@@ -115,7 +116,7 @@ def renamed(plan: Plan, names: dict[str, str]) -> Plan:
 
 
 def _fully_connected(builder: Builder, attributes: Attributes, operands: list[Operand]) -> Operand:
-    """A convolution of 1x1 on images of one pixel."""
+    """Compute a fully connected layer as a 1x1 convolution on images of one pixel."""
     x, w = builder.dense(operands[0]), builder.dense(operands[1])
     flatten = attributes.flag("flatten", True)
     rows = x.shape[:1] if flatten else x.shape[:-1]
@@ -136,8 +137,8 @@ def _normalisation_why_not(attributes: Attributes) -> str | None:
 
 
 def _normalisation(builder: Builder, attributes: Attributes, operands: list[Operand]) -> Operand:
-    """With moving averages: a factor and an addend for each channel, which a convolution gets into
-    its weights."""
+    """Apply a factor and an addend per channel, from moving averages; a convolution folds the
+    factor into its weights."""
     x, gamma, beta, mean, variance = operands
     axis = axis_of(attributes.integer("axis", 1), len(x.shape))
     channels = (x.shape[axis],)
@@ -169,7 +170,8 @@ def _normalisation(builder: Builder, attributes: Attributes, operands: list[Oper
 
 
 def _foldable(x: Operand, axis: int) -> bool:
-    """Whether it is a layer's sums, seen in a shape of which this axis is the layer's filters."""
+    """Return whether the operand is a convolution without an epilogue, viewed in a shape in which
+    `axis` is its output channels."""
     if not isinstance(x, Convolution) or x.after is not None or x.onto is not None:
         return False
     seen = (x.shape[axis], math.prod(x.shape[axis + 1 :]))
@@ -180,7 +182,7 @@ def _foldable(x: Operand, axis: int) -> bool:
 def _folded(
     builder: Builder, x: Convolution, scale: Value, mean: Operand, beta: Operand
 ) -> Convolution:
-    """The convolution whose weights are multiplied by `scale`."""
+    """Return the convolution with its weights multiplied by `scale`."""
     shape = x.problem.w_shape
     factor = leaf(builder.claimed(scale), channels_of(scale, 4, 0))
     w = builder.value(builder.pointwise(shape, "{0}*{1}", leaf(x.w, shape), factor))

@@ -1,4 +1,4 @@
-"""Operators that take arrays element by element: activations, arithmetic, numbers."""
+"""Pointwise operators: activations, arithmetic, casts."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ import math
 from dataclasses import replace
 
 from ....errors import UnsupportedProblem
-from ..arrays import RESULTS
-from ..attributes import Attributes
 from ..builder import Builder, Convolution, Operand
+from ..host_arrays import RESULTS
+from ..node_attributes import Attributes
 from ..pointwise import leaf, number
 from .operator import Operator, channels_of
 
@@ -26,7 +26,7 @@ _UNARY = {
     "negative": "(-{0})",
     "erf": "erff({0})",
 }
-# As MXNet's softrelu: from 20 on it is its argument in float32.
+# As in MXNet's softrelu: for arguments above 20 it equals its argument in float32.
 _ACTIVATIONS = {
     **{name: _UNARY[name] for name in ("relu", "sigmoid", "tanh", "softsign")},
     "softrelu": "({0}>20.f?{0}:log1pf(expf({0})))",
@@ -90,7 +90,7 @@ def _leaky_why_not(attributes: Attributes) -> str | None:
 
 def _clip(builder: Builder, attributes: Attributes, operands: list[Operand]) -> Operand:
     least, most = (number(attributes.number(name)) for name in ("a_min", "a_max"))
-    # In MXNet's order: bounds may be exchanged.
+    # Evaluated in MXNet's order, as the bounds may be swapped.
     form = f"({{0}}>{most}?{most}:{{0}}<{least}?{least}:{{0}})"
     return builder.unary(operands[0], form)
 
@@ -116,7 +116,7 @@ def _binary(name: str) -> Operator:
 
 
 def combined(builder: Builder, name: str, operands: list[Operand]) -> Operand:
-    """Two operands, of one shape or spread to one, "add", "sub", "mul" or "div"."""
+    """Combine two operands by "add", "sub", "mul" or "div"; either may be broadcast."""
     first, second = operands
     if name == "add" and first.shape == second.shape:
         if not _can_be_added_to(first):
@@ -130,7 +130,7 @@ def combined(builder: Builder, name: str, operands: list[Operand]) -> Operand:
 
 
 def _can_be_added_to(operand: Operand) -> bool:
-    """Whether it is a convolution that has its sums only."""
+    """Return whether it is a convolution without an epilogue."""
     return isinstance(operand, Convolution) and operand.after is None and operand.onto is None
 
 
@@ -169,7 +169,7 @@ def _cast(builder: Builder, attributes: Attributes, operands: list[Operand]) -> 
     x = operands[0]
     if attributes.text("dtype", "") == "float32":
         return builder.dense(x)
-    # Rounded, and computed at once: the kernels of layers know no halves.
+    # Round, and compute now: convolution kernels read no float16.
     form = "__half2float(__float2half_rn({0}))"
     return builder.value(builder.pointwise(x.shape, form, builder.chain(x)))
 
@@ -178,7 +178,7 @@ OPERATORS = {
     **{name: _unary(form) for name, form in _UNARY.items()},
     **{name: _scalar(form) for name, form in _SCALAR.items()},
     **{f"{kind}_{name}": _binary(name) for kind in ("elemwise", "broadcast") for name in _BINARY},
-    # What MXNet calls +, - and so on of symbols.
+    # MXNet's names for arithmetic operators on symbols.
     **{name: _binary(name[1:].lower()) for name in ("_add", "_sub", "_mul", "_div")},
     **{name: _binary(name[1:].lower()) for name in ("_Mul", "_Div")},
     **dict.fromkeys(("_plus", "_Plus", "broadcast_plus"), _binary("add")),

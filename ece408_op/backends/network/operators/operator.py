@@ -1,4 +1,4 @@
-"""What a table of operators has for each."""
+"""Entry of the operator table."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import Callable, Optional, Union
 
 from ....errors import UnsupportedProblem
-from ..attributes import Attributes
 from ..builder import Builder, Operand
+from ..node_attributes import Attributes
 from ..values import Value
 
 Lowering = Callable[[Builder, Attributes, list[Operand]], Union[Operand, list[Operand]]]
@@ -17,22 +17,23 @@ WhyNot = Callable[[Attributes], Optional[str]]
 
 @dataclass(frozen=True)
 class Operator:
-    """An operator of MXNet: `lower` gives the first output of a node, or a list of several, and
-    `why_not` why nodes with some attributes are not computed, or `None` where they are."""
+    """An MXNet operator. `lower` returns a node's first output, or a list of outputs; `why_not`
+    returns why its attributes are unsupported, or `None`."""
 
     lower: Lowering
     why_not: WhyNot = lambda attributes: None
 
 
 def axis_of(number: int, axes: int) -> int:
-    """An axis that may be counted from the end. Raises `UnsupportedProblem` if there is none."""
+    """Return the number of an axis, counted from the end if negative. Raises `UnsupportedProblem`
+    if the array has no such axis."""
     if not -axes <= number < axes:
         raise UnsupportedProblem(f"an array of {axes} axes has no axis {number}")
     return number % axes
 
 
 def channels_of(parameter: Operand, axes: int, axis: int = 1) -> tuple[int, ...]:
-    """The shape of a vector as an array of so many axes, along one of them."""
+    """Return the shape that broadcasts a vector along one of `axes` axes."""
     shape = [1] * axes
     shape[axis] = parameter.shape[0]
     return tuple(shape)

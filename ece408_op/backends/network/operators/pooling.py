@@ -1,13 +1,13 @@
-"""Pooling, and what is averaged over axes."""
+"""Pooling and reductions over axes."""
 
 from __future__ import annotations
 
 import math
 
 from ....errors import UnsupportedProblem
-from ...cuda.plan import ARCHITECTURES, Code, Launch, Plan, divide_up
-from ..attributes import Attributes
+from ...cuda.kernel_plan import ARCHITECTURES, Code, Launch, Plan, divide_up
 from ..builder import Builder, Operand
+from ..node_attributes import Attributes
 from ..pointwise import number
 from ..values import Value
 from .operator import Operator, axis_of
@@ -91,8 +91,8 @@ def _windows(
     return Plan(WINDOWS, tuple(defines), (launch,))
 
 
-# How axes are reduced, by the name of pooling. From its largest values MXNet's pooling leaves out
-# what is no number, its max does not.
+# Reductions by the name of the pooling. MXNet's pooling ignores NaN in its maximum; its `max`
+# operator does not.
 _REDUCED = {"sum": "sum", "max": "largest number", "avg": "mean"}
 _LARGEST = {"max": "OF_ALL", "largest number": "OF_NUMBERS"}
 
@@ -100,8 +100,8 @@ _LARGEST = {"max": "OF_ALL", "largest number": "OF_NUMBERS"}
 def reduced(
     builder: Builder, operand: Operand, axes: tuple[int, ...], kind: str, keepdims: bool
 ) -> Operand:
-    """The "mean", "sum", "max" or "largest number" over axes, in ascending order: a launch for each
-    run of neighbouring ones."""
+    """Reduce the axes, in ascending order, by "mean", "sum", "max" or "largest number" (ignores
+    NaN), with one launch per run of adjacent axes."""
     x = builder.dense(operand)
     first, last = axes[-1], axes[-1]
     while first - 1 in axes:

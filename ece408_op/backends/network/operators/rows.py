@@ -1,4 +1,4 @@
-"""Operators over an axis, or over neighbouring channels."""
+"""Operators along an axis or over adjacent channels."""
 
 from __future__ import annotations
 
@@ -6,16 +6,16 @@ import math
 from typing import Callable
 
 from ....errors import UnsupportedProblem
-from ...cuda.plan import ARCHITECTURES, Code, Launch, Plan, divide_up
-from ..attributes import Attributes
+from ...cuda.kernel_plan import ARCHITECTURES, Code, Launch, Plan, divide_up
 from ..builder import Builder, Operand
+from ..node_attributes import Attributes
 from ..pointwise import number
 from .operator import Operator, axis_of
 
 SOFTMAX = Code("softmax", "network/softmax.cu", ARCHITECTURES, "float32", True)
 LRN = Code("lrn", "network/lrn.cu", ARCHITECTURES, "float32", True)
 _THREADS, _WARPS = 256, 8
-# The first axis of the part that is normalised, and the axis behind it.
+# Returns the first axis that is normalised, and the one after the last.
 _Part = Callable[[Attributes, int], "tuple[int, int]"]
 
 
@@ -50,8 +50,8 @@ def _one_axis(attributes: Attributes, axes: int) -> tuple[int, int]:
 
 
 def _of_labels(attributes: Attributes, axes: int) -> tuple[int, int]:
-    """SoftmaxOutput: of channels, of the last axis, or of all of an image; with four axes MXNet
-    leaves it to oneDNN, which takes the last axis."""
+    """Return SoftmaxOutput's axes: channels, the last axis, or the whole image. With four axes
+    MXNet uses oneDNN, which takes the last one."""
     if axes < 2:
         raise UnsupportedProblem(f"SoftmaxOutput of {axes} axes is not computed")
     if attributes.flag("multi_output"):

@@ -9,9 +9,9 @@ import re
 import pytest
 from cases import every
 
-from ece408_op.backends.cuda import limits
+from ece408_op.backends.cuda import gpu_limits
+from ece408_op.backends.cuda.kernel_plan import architecture
 from ece408_op.backends.cuda.kernels import catalog
-from ece408_op.backends.cuda.plan import architecture
 from ece408_op.backends.network.operators import CODES
 from ece408_op.bench.checker import random_cases
 from ece408_op.bench.shapes import SHAPES
@@ -241,7 +241,7 @@ def test_tensor_cores_that_are_not_hoppers_have_a_product_of_their_own():
         for capability in ((8, 0), (8, 6), (9, 0), (12, 0)):
             for layout in kernel.layouts(problem, capability):
                 launch = kernel.plan(problem, capability, False, layout).launches[0]
-                assert launch.shared_bytes * layout.blocks <= limits.shared_bytes(capability)
+                assert launch.shared_bytes * layout.blocks <= gpu_limits.shared_bytes(capability)
                 assert layout.cluster == 1
         assert kernel.why_not(problem, (7, 5)).startswith("it has no code for compute capability")
     # A group's channels are rows of the product, most of which would be empty.

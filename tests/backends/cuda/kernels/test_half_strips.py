@@ -10,7 +10,7 @@ from cases import every
 from places import CUBINS
 
 from ece408_op.backends.cuda.kernels import catalog, half_strips
-from ece408_op.backends.cuda.runtime import compiler
+from ece408_op.backends.cuda.runtime import nvcc_compiler
 from ece408_op.bench import oracle
 from ece408_op.bench.checker import random_cases
 from ece408_op.bench.gpu_arrays import run
@@ -36,10 +36,10 @@ def test_host_and_kernel_reckon_with_the_same_shared_memory(nvcc, name, cases):
     kernel = catalog.get(name)
     for case in random_cases(kernel, cases, seed=17):
         plan = kernel.plan(case.problem, HOPPER, case.accumulate)
-        compiler.compile_plan(plan.kernel.source, plan.macros, "90a", CUBINS)
+        nvcc_compiler.compile_plan(plan.kernel.source, plan.macros, "90a", CUBINS)
     wrong = {**dict(plan.macros), "SHARED_BYTES": dict(plan.macros)["SHARED_BYTES"] + 16}
     with pytest.raises(KernelCompileFailed, match="another size"):
-        compiler.compile_plan(plan.kernel.source, tuple(wrong.items()), "90a", CUBINS)
+        nvcc_compiler.compile_plan(plan.kernel.source, tuple(wrong.items()), "90a", CUBINS)
 
 
 @every(

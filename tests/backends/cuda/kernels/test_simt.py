@@ -10,7 +10,7 @@ from cases import every
 from places import CUBINS
 
 from ece408_op.backends.cuda.kernels import catalog
-from ece408_op.backends.cuda.runtime import compiler
+from ece408_op.backends.cuda.runtime import nvcc_compiler
 from ece408_op.bench import oracle
 from ece408_op.bench.checker import random_cases
 from ece408_op.bench.gpu_arrays import run
@@ -22,10 +22,10 @@ FUSED = "implicit_gemm_fused"
 
 
 def _refused_at_another_size(plan, architecture):
-    compiler.compile_plan(plan.kernel.source, plan.macros, architecture, CUBINS)
+    nvcc_compiler.compile_plan(plan.kernel.source, plan.macros, architecture, CUBINS)
     wrong = {**dict(plan.macros), "SHARED_BYTES": dict(plan.macros)["SHARED_BYTES"] + 16}
     with pytest.raises(KernelCompileFailed, match="another size"):
-        compiler.compile_plan(plan.kernel.source, tuple(wrong.items()), architecture, CUBINS)
+        nvcc_compiler.compile_plan(plan.kernel.source, tuple(wrong.items()), architecture, CUBINS)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -64,7 +64,7 @@ def test_shallow_layouts_compile(nvcc, name, text, most):
     assert shallow
     for layout in shallow[:most]:
         plan = kernel.plan(problem, (9, 0), False, layout)
-        compiler.compile_plan(plan.kernel.source, plan.macros, "90a", CUBINS)
+        nvcc_compiler.compile_plan(plan.kernel.source, plan.macros, "90a", CUBINS)
 
 
 @every(
@@ -103,7 +103,7 @@ def test_layouts_of_the_gradient_for_w_compile(nvcc, text):
     assert len({each.shares for each in layouts}) > 1
     for layout in layouts[::4]:
         plan = kernel.plan(problem, (9, 0), False, layout)
-        compiler.compile_plan(plan.kernel.source, plan.macros, "90", CUBINS)
+        nvcc_compiler.compile_plan(plan.kernel.source, plan.macros, "90", CUBINS)
 
 
 def test_a_small_layer_is_for_many_blocks_and_a_large_one_for_large_tiles():

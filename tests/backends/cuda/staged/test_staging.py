@@ -14,11 +14,11 @@ from fake_gpu import FakeGpu, FakeLoaded
 
 from ece408_op import settings
 from ece408_op.backends import as_array
-from ece408_op.backends.cpu.backend import CpuBackend
+from ece408_op.backends.cpu.cpu_backend import CpuBackend
 from ece408_op.backends.cuda import work
 from ece408_op.backends.cuda.kernels import tuned
 from ece408_op.backends.cuda.staged import ring, staging
-from ece408_op.backends.cuda.staged.chunks import Layout, divide
+from ece408_op.backends.cuda.staged.chunk_layout import Layout, divide
 from ece408_op.backends.cuda.staged.staging import Staging, covered
 from ece408_op.errors import NotEnoughMemory
 from ece408_op.problem import ConvProblem

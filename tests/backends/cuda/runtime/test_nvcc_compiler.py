@@ -1,0 +1,213 @@
+"""nvcc and the cache of what it made; without a GPU."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import re
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+from places import CUBINS
+
+from ece408_op.backends.cuda.kernels import catalog
+from ece408_op.backends.cuda.runtime import nvcc_compiler
+from ece408_op.backends.network.operators import CODES
+from ece408_op.errors import KernelCompileFailed, NoUsableGpu
+from ece408_op.files.resources import kernels_dir
+from ece408_op.problem import ConvProblem
+from ece408_op.profile import gpu_ceilings
+
+# Each source with its macros, and the architectures that it claims.
+SOURCES = {
+    **{(each.source, each.macros): each.architectures for each in (*catalog.KERNELS, *CODES)},
+    (gpu_ceilings.SOURCE, ()): gpu_ceilings.ARCHITECTURES,
+}
+
+
+@pytest.fixture
+def folder(tmp_path, nvcc):
+    return tmp_path / "kernels"
+
+
+def _check_all_compile(architectures_of):
+    def compile_one(task):
+        (source, macros), architecture = task
+        try:
+            nvcc_compiler.compile_plan(source, macros, architecture, CUBINS)
+        except KernelCompileFailed as error:
+            return f"{source} {macros} for sm_{architecture}: {error}"
+        return None
+
+    tasks = [
+        (source, architecture)
+        for source, claimed in SOURCES.items()
+        for architecture in architectures_of(source[0], claimed)
+    ]
+    with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
+        failures = [failure for failure in pool.map(compile_one, tasks) if failure]
+    assert not failures, "\n".join(failures)
+
+
+def _oldest(source, claimed):
+    """Which lacks most; and all others of a source that does something else on some."""
+    texts = nvcc_compiler._texts(kernels_dir() / "cuda", source)
+    has_branches = any("__CUDA_ARCH__" in text for text in texts)
+    return claimed if has_branches else claimed[:1]
+
+
+def test_every_source_compiles_alone_for_the_oldest_architecture_it_claims(nvcc):
+    _check_all_compile(_oldest)
+
+
+@pytest.mark.slow
+def test_every_source_compiles_alone_for_every_architecture_that_it_claims(nvcc):
+    _check_all_compile(lambda source, claimed: claimed)
+
+
+def _count_compiles(monkeypatch):
+    calls = []
+    real = nvcc_compiler.compile_source
+
+    def counting(*arguments):
+        calls.append(arguments)
+        return real(*arguments)
+
+    monkeypatch.setattr(nvcc_compiler, "compile_source", counting)
+    return calls
+
+
+def test_the_same_is_compiled_once(folder, monkeypatch):
+    calls = _count_compiles(monkeypatch)
+    first = nvcc_compiler.compile_plan("ladder/1_naive.cu", (), "90", folder)
+    assert nvcc_compiler.compile_plan("ladder/1_naive.cu", (), "90", folder) == first
+    assert len(calls) == 1
+    for defines, architecture in [((("BIAS", 1),), "90"), ((), "80")]:
+        nvcc_compiler.compile_plan("ladder/1_naive.cu", defines, architecture, folder)
+    assert len(calls) == 3
+
+
+def _flip(path):
+    content = bytearray(path.read_bytes())
+    content[100] ^= 1
+    path.write_bytes(content)
+
+
+SPOILED = {
+    "emptied": (lambda path: path.write_bytes(b""), "is damaged"),
+    "truncated": (lambda path: os.truncate(path, path.stat().st_size - 1), "is damaged"),
+    "altered": (_flip, "is damaged"),
+    "others'": (lambda path: path.chmod(0o620), "can be written by other users"),
+}
+
+
+@pytest.mark.parametrize("how", SPOILED)
+def test_what_is_kept_is_compiled_again_unless_it_is_sound(folder, monkeypatch, capfd, how):
+    sound = nvcc_compiler.compile_plan("ladder/1_naive.cu", (), "90", folder)
+    (kept,) = folder.glob("*.cubin")
+    calls = _count_compiles(monkeypatch)
+    spoil, reason = SPOILED[how]
+    spoil(kept)
+    for _ in range(2):
+        assert nvcc_compiler.compile_plan("ladder/1_naive.cu", (), "90", folder) == sound
+    assert len(calls) == 1
+    (line,) = capfd.readouterr().err.splitlines()
+    assert line.startswith(f"ece408: compiling ladder/1_naive.cu again: {kept} {reason}")
+
+
+OWN = {
+    "own.cu": """#include "one.cuh"
+#include "two.cuh"
+#  include "folder/three.cuh"
+extern "C" __global__ void f(int *y) { *y = 10000 + ONE + TWO + THREE + FOUR; }
+""",
+    "one.cuh": "#define ONE 1\n",
+    "two.cuh": "#define TWO 10\n",
+    "folder/three.cuh": '#define THREE 100\n#include "four.cuh"\n',
+    "folder/four.cuh": "#define FOUR 1000\n",
+}
+
+
+@pytest.fixture
+def own(folder, tmp_path):
+    """Compile a source of one's own that includes several headers."""
+    (tmp_path / "folder").mkdir()
+    for name, text in OWN.items():
+        (tmp_path / name).write_text(text)
+    return lambda: nvcc_compiler.compile_plan(str(tmp_path / "own.cu"), (), "90", folder)
+
+
+@pytest.mark.parametrize("changed", OWN)
+def test_a_changed_source_or_header_is_compiled_again(own, tmp_path, changed):
+    before = own()
+    (tmp_path / changed).write_text(OWN[changed].replace("1", "2"))
+    assert own() != before
+
+
+def test_another_compiler_compiles_again(own, monkeypatch):
+    calls = _count_compiles(monkeypatch)
+    own()
+    monkeypatch.setattr(nvcc_compiler, "nvcc_version", lambda nvcc: "another")
+    own()
+    assert len(calls) == 2
+
+
+def test_threads_that_ask_at_once_share_one_compile(folder, monkeypatch):
+    calls = _count_compiles(monkeypatch)
+    gate = threading.Barrier(4)
+
+    def ask(_):
+        gate.wait()
+        return nvcc_compiler.compile_plan("ladder/1_naive.cu", (), "75", folder)
+
+    with ThreadPoolExecutor(4) as pool:
+        assert len(set(pool.map(ask, range(4)))) == 1
+    assert len(calls) == 1
+    assert not [path for path in folder.iterdir() if path.name.startswith(".") and path.is_file()]
+
+
+def test_a_source_that_does_not_compile_is_named_with_its_line(folder, tmp_path):
+    source = tmp_path / "broken.cu"
+    source.write_text('extern "C" __global__ void f(float *y) {\n    *y = nowhere;\n}\n')
+    with pytest.raises(KernelCompileFailed) as caught:
+        nvcc_compiler.compile_plan(str(source), (("BIAS", 1),), "90", folder)
+    text = str(caught.value)
+    assert text.startswith(f'{source}:2: identifier "nowhere" is undefined')
+    assert "nvcc -cubin" in text
+    assert "-DBIAS=1" in text
+    assert "\n" not in text
+    assert not list(folder.glob("*.cubin"))
+
+
+def test_without_nvcc_that_is_said(monkeypatch, tmp_path):
+    monkeypatch.setattr(nvcc_compiler, "find_nvcc", lambda: None)
+    with pytest.raises(NoUsableGpu, match="nvcc, which compiles the CUDA kernels, is not on PATH"):
+        nvcc_compiler.compile_plan("ladder/1_naive.cu", (), "90", tmp_path)
+
+
+def test_an_nvcc_that_does_not_run_is_said(tmp_path):
+    broken = tmp_path / "nvcc"
+    for text, reason in itertools.zip_longest(("", "#!/bin/sh\nexit 3\n"), ("run", "with 3")):
+        broken.write_text(text)
+        broken.chmod(0o755 if text else 0o644)
+        with pytest.raises(NoUsableGpu, match=reason):
+            nvcc_compiler.nvcc_version.__wrapped__(broken)
+
+
+LAYERS = ("b1,c1,h72,w72,m12,k7", "b1,c1,h48,w48,m6,k5", "b1,c1,h12,w12,m4,k3")
+
+
+@pytest.mark.parametrize("layer", LAYERS)
+def test_blocks_begin_with_the_registers_that_they_hand_over(folder, layer):
+    """A block that asked for more than it began with would wait for them forever."""
+    kernel, problem = catalog.get("19_more_registers"), ConvProblem.parse(layer)
+    for layout in kernel.layouts(problem, (9, 0))[:2]:
+        plan = kernel.plan(problem, (9, 0), False, layout)
+        binary = nvcc_compiler.compile_plan(plan.kernel.source, plan.macros, "90a", folder)
+        warps, later = plan.launches[0].block[0] // 32, dict(plan.macros)["REGISTERS"]
+        # Of .nv.info: a value of 8 bytes, 0x2f, which is a function and its threads' registers.
+        (found,) = re.findall(rb"\x04\x2f\x08\0....(....)", binary, re.S)
+        at_first = int.from_bytes(found, "little")
+        assert at_first < later <= 248
+        assert at_first * warps >= later * (warps - 4) + 24 * 4
