@@ -11,7 +11,7 @@ import numpy as np
 import programs
 import pytest
 from fake_driver import FakeDriver
-from places import SCRIPTS
+from places import HELPERS
 
 from ece408_op import errors, settings
 from ece408_op.backends.cpu import native
@@ -151,7 +151,7 @@ def run_python():
             capture_output=True,
             text=True,
             timeout=300,
-            env=programs.environment(**{"PYTHONPATH": str(SCRIPTS), **environment}),
+            env=programs.environment(**{"PYTHONPATH": str(HELPERS), **environment}),
         )
 
     return run

@@ -30,8 +30,8 @@ def add(commands: Any) -> None:
         "run all milestones that this machine can run, and print their figures in one table",
         epilog="Each run is a process of its own. What cannot run without a GPU is listed with "
         "the reason. Exit code: 0, or 1 when a run failed for another reason. With files that "
-        "--json has written, such as `ece408 compare before.json after.json`, nothing is run: "
-        "they are shown side by side.",
+        "--json or scripts/bench.py has written, such as `ece408 compare before.json after.json`, "
+        "nothing is run: they are shown side by side.",
     )
     parser.add_argument(
         "what",

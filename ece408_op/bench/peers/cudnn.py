@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ...problem import ConvProblem
+from ..results import Row, summary
 from . import process
 
 
@@ -35,3 +36,15 @@ class Peer(process.Peer):
         steps = ("stride", "pad", "dilate", "groups")
         layer = {name: getattr(problem, name) for name in (*sizes, *steps)}
         return self.ask(**layer, samples=samples, direction=direction, variants=variants)
+
+
+def add(row: Row, measured: Mapping[str, Any]) -> None:
+    """Put what `Peer.measure` gives into a row."""
+    for variant, found in measured.items():
+        who = f"cudnn {variant}"
+        if "failure" in found:
+            row.setdefault("failures", {})[who] = found["failure"]
+            continue
+        row["ms"][who] = summary(found["samples_ms"])
+        if "error" in found:
+            row.setdefault("errors", {})[who] = found["error"]
