@@ -11,6 +11,8 @@ Without CASE the lines of scripts/cases/WHAT.txt are measured. `ece408 compare` 
 --output has written side by side.
 """
 
+from __future__ import annotations
+
 import argparse
 import contextlib
 import dataclasses
@@ -115,13 +117,14 @@ def parse():
     )
     options.add_gpu(parser)
     options.add_output(parser)
-    found = parser.parse_args()
+    # Cases may come after options.
+    found = parser.parse_intermixed_args()
     if (found.what, found.on) not in KINDS:
         parser.error(f"{found.what} is not measured on the {found.on}")
     if found.repeat is not None and found.repeat < 1:
         parser.error(f"--repeat {found.repeat}: give 1 or more")
-    if found.resume and found.output is None:
-        parser.error("--resume needs --output PREFIX")
+    if found.resume and (found.output is None or (found.what, found.on) != ("ladder", "gpu")):
+        parser.error("--resume is for ladder --on gpu --output PREFIX")
     unknown = set(_named(found.against)) - {*KINDS[found.what, found.on].against, "none"}
     if unknown:
         known = ", ".join(KINDS[found.what, found.on].against)
@@ -146,7 +149,8 @@ def main():
             rows.append(row)
             # What was measured stays, if what follows takes too long.
             if found.output is not None:
-                write(found, kind, asking, rows)
+                write(found, kind, asking, asking.whole(rows))
+    rows = asking.whole(rows)
     print(text(kind, asking, rows))
     if found.output is not None:
         write(found, kind, asking, rows)

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from ece408_op.backends import DIRECTIONS
+from ece408_op.bench.results import Row
 from ece408_op.errors import InvalidSetting
 
 _CASES = Path(__file__).parents[1] / "cases"
@@ -34,7 +35,13 @@ class Asked:
     insists: bool = False
     versions: dict[str, Any] = field(default_factory=dict)
     # Rows of an earlier run, to go on from.
-    earlier: Sequence[dict[str, Any]] = ()
+    earlier: Sequence[Row] = ()
+
+    def whole(self, rows: Sequence[Row]) -> list[Row]:
+        """The rows, and those of the earlier run that are not measured, or not yet."""
+        measured = {(row["case"], row["batch"]) for row in rows} if self.earlier else ()
+        others = (row for row in self.earlier if (row["case"], row["batch"]) not in measured)
+        return [*rows, *others]
 
     @contextlib.contextmanager
     def peer(self, name: str, start: Callable[[str], _Peer]) -> Iterator[_Peer | None]:

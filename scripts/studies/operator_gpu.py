@@ -42,7 +42,7 @@ def rows(asked: Asked) -> Iterator[Row]:
     """Two rows for each case and batch: a call by itself, and several in a row. Raises
     `NoUsableGpu` where MXNet is built for the CPU."""
     if not load_mxnet().runtime.Features().is_enabled("CUDA"):
-        raise NoUsableGpu(gpu_support.reason_against())
+        raise NoUsableGpu(f"{gpu_support.reason_against()}; pip install 'ece408_op[cu117]'")
     for case in asked.cases:
         for batch in asked.batches:
             problem = shapes.find(case if "," not in case else f"b1,{case}", batch)

@@ -79,8 +79,10 @@ def test_the_ladder_goes_on_from_an_earlier_run():
     asking = Asked(["fa19_1"], ["cudnn"], 3, [10], kernels=["1_naive", "2_constant_weights"])
     timing = {"median": 7.0, "min": 7.0, "n": 1}
     earlier = {"case": "fa19_1", "batch": 10, "ms": {"1_naive": timing}, "errors": {"1_naive": 0.0}}
-    asking.earlier = [earlier]
+    other = {"case": "fa19_2", "batch": 10, "ms": {"1_naive": timing}, "errors": {}}
+    asking.earlier = [other, earlier]
     (row,) = ladder.rows_on_gpu(asking)
+    assert [asking.whole(rows) for rows in ([], [row])] == [[other, earlier], [row, other]]
     medians = {who: ms["median"] for who, ms in row["ms"].items()}
     assert medians == {"1_naive": 7.0, "2_constant_weights": 1.0, "cudnn NCHW float32": 2.0}
     assert row["failures"] == {"cudnn NHWC float32": "no such algorithm"}
