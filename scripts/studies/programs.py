@@ -5,23 +5,25 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
+
 from ece408_op import settings
 from ece408_op.bench.results import OURS, Row, summary
 from ece408_op.course import models
-from ece408_op.course.dataset import data, idx, resize
+from ece408_op.course.dataset import data, resize
 from ece408_op.errors import InvalidSetting
-from ece408_op.files import resources
 
 from .asked import Asked
 
 ABOUT = (
     "Whole programs in turns after a first one of each, which compiles CUDA kernels and fills "
-    "caches, with all 10000 images in one batch; torch is a PyTorch program with the same network "
-    "and files."
+    "caches, with all 10000 images in one batch; torch is a PyTorch program with the same network, "
+    "parameters and images."
 )
 _TORCH = Path(__file__).with_name("torch_milestone.py")
 _ACCURACY = re.compile(r"(?:Correctness:|'accuracy':|^accuracy) ([\d.]+)", re.M)
@@ -31,11 +33,13 @@ PEER = "torch"
 def rows(asked: Asked) -> Iterator[Row]:
     """A row for each program, as beside PyTorch's. Raises the errors of `data.load` and
     `InvalidSetting` for a program that fails."""
-    ms, accuracy = run(commands(asked), asked.repeat)
+    with tempfile.TemporaryDirectory() as folder:
+        ms, accuracy = run(commands(asked, Path(folder)), asked.repeat)
     found = {name: summary(each) for name, each in ms.items()}
     peer = {PEER: found.pop(PEER)} if PEER in found else {}
+    theirs = {"torch_accuracy": accuracy[PEER]} if peer else {}
     for name, each in found.items():
-        yield {"case": name, "accuracy": accuracy[name], "ms": {OURS: each, **peer}}
+        yield {"case": name, "accuracy": accuracy[name], **theirs, "ms": {OURS: each, **peer}}
 
 
 def run(
@@ -54,30 +58,28 @@ def run(
     return ms, accuracy
 
 
-def commands(asked: Asked) -> dict[str, list[str]]:
-    """What to run, by name; the images are ready."""
+def commands(asked: Asked, folder: Path) -> dict[str, list[str]]:
+    """What to run, by name; images are ready, and what PyTorch's program needs is in the folder."""
     term = models.find_term(models.DEFAULT_TERM)
-    data.load("t10k", term.image_size)
+    _, labels = data.load("t10k", term.image_size)
     threads = str(settings.threads())
     ece408 = [sys.executable, "-m", "ece408_op"]
     found = {each: [*ece408, *each.split(), f"--threads={threads}"] for each in asked.cases}
-    if PEER in asked.against:
-        folder = data.locate("t10k")
-        _, labels = idx.files("t10k")
-        files = [
-            resize.cached_path("t10k", term.image_size),
-            idx.find(folder, labels),
-            next((resources.models_dir() / term.name).glob(f"{models.BASELINE}-*.params")),
-        ]
-        command = [asked.peer_python, str(_TORCH), *map(str, files), threads]
-        has_it = [asked.peer_python, "-c", "import torch; print(torch.__version__)"]
-        try:
-            version = subprocess.run(has_it, capture_output=True, text=True, check=True).stdout
-        except (OSError, subprocess.CalledProcessError):
-            asked.miss(PEER, f"{asked.peer_python} has no PyTorch; name another --peer-python")
-        else:
-            asked.versions[PEER] = version.strip()
-            found[PEER] = command
+    if PEER not in asked.against:
+        return found
+    has_it = [asked.peer_python, "-c", "import torch; print(torch.__version__)"]
+    try:
+        version = subprocess.run(has_it, capture_output=True, text=True, check=True).stdout
+    except (OSError, subprocess.CalledProcessError):
+        asked.miss(PEER, f"{asked.peer_python} has no PyTorch; name another --peer-python")
+        return found
+    asked.versions[PEER] = version.strip()
+    parameters = models.load_model(term, models.BASELINE).arg_params
+    weights = {name: each.asnumpy().astype(np.float32) for name, each in parameters.items()}
+    others = folder / "others.npz"
+    np.savez(others, labels=np.asarray(labels), **weights)
+    images = resize.cached_path("t10k", term.image_size)
+    found[PEER] = [asked.peer_python, str(_TORCH), str(images), str(others), threads]
     return found
 
 

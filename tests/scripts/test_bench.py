@@ -188,10 +188,10 @@ def _say(text, code=0):
 
 
 def test_programs_take_turns_and_each_is_beside_pytorchs(monkeypatch):
-    played = {"m2.1": _say("Correctness: 0.5 Model: x"), "torch": _say("accuracy 0.5, PyTorch 9")}
-    monkeypatch.setattr(programs, "commands", lambda asking: played)
+    played = {"m2.1": _say("Correctness: 0.5 Model: x"), "torch": _say("accuracy 0.4, PyTorch 9")}
+    monkeypatch.setattr(programs, "commands", lambda asking, folder: played)
     (row,) = programs.rows(Asked(["m2.1"], repeat=3))
-    assert (row["case"], row["accuracy"]) == ("m2.1", 0.5)
+    assert (row["case"], row["accuracy"], row["torch_accuracy"]) == ("m2.1", 0.5, 0.4)
     assert {who: ms["n"] for who, ms in row["ms"].items()} == {"ours": 3, "torch": 3}
 
 
@@ -202,8 +202,8 @@ def test_a_program_that_fails_is_named():
         programs.run({"m1.1": _say("hello")}, 1)
 
 
-def test_the_milestones_run_as_they_are(fashion_mnist):
-    commands = programs.commands(Asked(asked.cases("programs")))
+def test_the_milestones_run_as_they_are(fashion_mnist, tmp_path):
+    commands = programs.commands(Asked(asked.cases("programs")), tmp_path)
     assert list(commands) == ["m1.1", "m2.1"]
     assert asked.cases("programs", "gpu") == ["m1.1", "m2.1", "m3.1", "m4.1", "final"]
     with settings.override():
