@@ -32,7 +32,7 @@ def tables(rows: Sequence[Row]) -> str:
 
 def _by_shape(rows: Sequence[Row], errors: bool = False) -> str:
     head = ["", *(f"{row['case']}, batch {row['batch']}" for row in rows)]
-    names = dict.fromkeys(who for row in rows for who in row["ms"])
+    names = dict.fromkeys(who for row in rows for who in (*row["ms"], *row.get("failures", ())))
     return markdown.table(
         head, ([who, *(_cell(row, who, errors) for row in rows)] for who in names)
     )

@@ -11,6 +11,7 @@ from ece408_op.backends.cuda.runtime import device
 from ece408_op.bench import cpu_timer, cuda_timer, shapes
 from ece408_op.bench.peers import cudnn
 from ece408_op.bench.results import Row, summary
+from ece408_op.errors import Ece408Error
 from ece408_op.problem import ConvProblem
 
 from .asked import Asked
@@ -59,10 +60,16 @@ def _fill(
         for kernel in kernels:
             if kernel.name in row["ms"] or kernel.why_not(problem, gpu.capability) is not None:
                 continue
-            timing = bench.time(kernel, samples)
+            failures = row.setdefault("failures", {})
+            failures.pop(kernel.name, None)
+            try:
+                timing = bench.time(kernel, samples)
+            except Ece408Error as error:
+                failures[kernel.name] = str(error)
+                continue
             row["ms"][kernel.name] = summary(timing.samples_ms)
             row["errors"][kernel.name] = timing.error
             if timing.failure:
-                row.setdefault("failures", {})[kernel.name] = timing.failure
+                failures[kernel.name] = timing.failure
         if peer is not None and not any(who.startswith("cudnn") for who in row["ms"]):
             cudnn.add(row, peer.measure(problem, samples))
