@@ -108,7 +108,7 @@ LONGEST = (
     *("backends/cpu/test_general.py", "lab/test_ranking.py", "lab/test_emulated.py"),
     *("backends/emulator/test_ladder.py", "lab/test_cheats.py", "lab/test_check.py"),
     *("backends/cuda/runtime/test_compiler.py", "course/test_team.py", "lab/test_timing.py"),
-    *("cli/test_program.py", "bench/test_cpu_bench.py", "backends/cpu/test_fuzz.py"),
+    *("cli/test_program.py", "scripts/test_bench.py", "backends/cpu/test_fuzz.py"),
     *("backends/cuda/test_kernel_files.py", "operator/test_operator_fuzz.py"),
     *("backends/cpu/test_cpu.py", "backends/cuda/kernels/test_gemm.py", "bench/test_checker.py"),
 )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import os
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -30,15 +29,9 @@ Sample = Callable[[], float]
 
 
 class TorchPeer(process.Peer):
-    """PyTorch in its own process, under a Python that has it; torch_peer.py says what to ask.
+    """PyTorch in its own process, under a Python that has it; torch_peer.py says what to ask."""
 
-    Raises `InvalidSetting` if that Python does not run or has no PyTorch.
-    """
-
-    def __init__(self, python: str) -> None:
-        threads = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS"), str(settings.threads()))
-        remedy = "name a Python with PyTorch, or leave PyTorch out"
-        super().__init__("torch_peer.py", python, {**os.environ, **threads}, remedy, quiet=True)
+    program = "torch_peer.py"
 
 
 def elapsed_ms(function: Callable[[], object]) -> float:

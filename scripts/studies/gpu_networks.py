@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import os
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -40,15 +39,10 @@ TOLERANCE = 1e-5
 Step = tuple[str, str, str, float]
 
 
-class Peer(process.Peer):
-    """PyTorch with CUDA under another Python; torch_network.py says what to ask. Raises
-    `InvalidSetting` if that Python does not run or has no PyTorch."""
+class Peer(process.GpuPeer):
+    """PyTorch with CUDA under another Python; torch_network.py says what to ask."""
 
-    def __init__(self, python: str) -> None:
-        paths = ("PYTHONPATH", "LD_LIBRARY_PATH")
-        clean = {name: value for name, value in os.environ.items() if name not in paths}
-        remedy = "name a Python with PyTorch and CUDA as --peer-python, or leave it out"
-        super().__init__("torch_network.py", python, clean, remedy)
+    program = "torch_network.py"
 
 
 def _of_gluoncv(case: str) -> tuple[Any, Any]:

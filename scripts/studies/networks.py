@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import os
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -13,7 +12,6 @@ from typing import Any
 
 import numpy as np
 
-from ece408_op import settings
 from ece408_op.bench import cpu_timer
 from ece408_op.bench.peers import process
 from ece408_op.bench.results import OURS, Row, summary
@@ -33,13 +31,9 @@ _REST_S, _WAKING_S = 0.1, 0.05
 
 
 class Engines(process.Peer):
-    """onnxruntime, OpenVINO and PyTorch under another Python; engine_peer.py says what to ask.
-    Raises `InvalidSetting` if that Python does not run."""
+    """onnxruntime, OpenVINO and PyTorch under another Python; engine_peer.py says what to ask."""
 
-    def __init__(self, python: str) -> None:
-        threads = {"OMP_NUM_THREADS": str(settings.threads())}
-        remedy = "name a Python with onnxruntime, openvino or torch as --peer-python"
-        super().__init__("engine_peer.py", python, {**os.environ, **threads}, remedy, quiet=True)
+    program = "engine_peer.py"
 
 
 def rows(asked: Asked) -> Iterator[Row]:
@@ -61,13 +55,19 @@ def rows(asked: Asked) -> Iterator[Row]:
 
 def measure(name: str, batch: int, engines: Mapping[str, Engines], asked: Asked) -> Row:
     """The errors and times of a network, of ours and the others in turns."""
+    mx = load_mxnet()
     net, x = zoo.build(name, batch)
     calls: dict[str, Callable[[], float]] = {}
     error = 0.0
     with tempfile.TemporaryDirectory() as folder:
         found = Path(folder) / "y.npy"
         for peer in set(engines.values()):
-            peer.ask(**_exported(net, x, Path(folder)), engines=list(engines))
+            files = zoo.export(net, Path(folder), x=x)
+            onnx = str(Path(folder) / "onnx")
+            parameters = {p.name: p.data() for p in net.collect_params().values()}
+            symbol = net(mx.sym.Variable("data"))
+            mx.onnx.export_model(symbol, parameters, [x.shape], np.float32, onnx)
+            peer.ask(open=onnx, engines=list(engines), **files)
         swap(net)
         net.hybridize(static_alloc=True, static_shape=True)
         expected = net(x).asnumpy()
@@ -86,20 +86,6 @@ def measure(name: str, batch: int, engines: Mapping[str, Engines], asked: Asked)
             asked.repeat,
         )
     return {"error": error, "ms": {who: summary(samples) for who, samples in times.items()}}
-
-
-def _exported(net: Any, x: Any, folder: Path) -> dict[str, str]:
-    """The files that an engine opens."""
-    mx = load_mxnet()
-    files = {"open": "net", "graph": "graph", "weights": "weights.npz", "x": "x.npy"}
-    paths = {key: str(folder / name) for key, name in files.items()}
-    symbol = net(mx.sym.Variable("data"))
-    parameters = {p.name: p.data() for p in net.collect_params().values()}
-    mx.onnx.export_model(symbol, parameters, [x.shape], np.float32, paths["open"])
-    symbol.save(paths["graph"])
-    np.savez(paths["weights"], **{key: array.asnumpy() for key, array in parameters.items()})
-    np.save(paths["x"], x.asnumpy())
-    return paths
 
 
 def _elapsed(net: Any, x: Any) -> float:

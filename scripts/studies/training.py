@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import os
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -11,7 +10,6 @@ from typing import Any
 
 import numpy as np
 
-from ece408_op import settings
 from ece408_op.bench import cpu_timer
 from ece408_op.bench.peers import process
 from ece408_op.bench.results import OURS, Row, summary
@@ -19,6 +17,7 @@ from ece408_op.op_log import op_times
 from ece408_op.operator.loading import load_mxnet
 from ece408_op.operator.swap import swap
 
+from . import zoo
 from .asked import Asked
 
 ABOUT = (
@@ -31,13 +30,9 @@ _OPTIMIZER = {"rate": 0.01, "momentum": 0.9}
 
 
 class Torch(process.Peer):
-    """PyTorch under another Python; torch_training.py says what to ask. Raises `InvalidSetting` if
-    that Python does not run or has none."""
+    """PyTorch under another Python; torch_training.py says what to ask."""
 
-    def __init__(self, python: str) -> None:
-        threads = {"OMP_NUM_THREADS": str(settings.threads())}
-        remedy = "name a Python with PyTorch as --peer-python, or leave it out"
-        super().__init__("torch_training.py", python, {**os.environ, **threads}, remedy, quiet=True)
+    program = "torch_training.py"
 
 
 class Network:
@@ -45,8 +40,7 @@ class Network:
 
     def __init__(self, name: str, shape: tuple[int, ...], swapped: bool) -> None:
         mx = load_mxnet()
-        zoo = mx.gluon.model_zoo.vision
-        self.net = _course_net(mx) if name == "2019fa" else zoo.get_model(name)
+        self.net = _build(mx, name)
         mx.random.seed(408)
         self.net.initialize(mx.init.Xavier())
         rng = np.random.default_rng(408)
@@ -74,19 +68,11 @@ class Network:
         mx.nd.waitall()
         self.losses.append(float(loss.mean().asscalar()))
 
-    def export(self, folder: Path) -> dict[str, str]:
-        """The files that `Torch` opens."""
-        files = {"open": "net", "weights": "weights.npz", "x": "x.npy", "labels": "labels.npy"}
-        paths = {key: str(folder / name) for key, name in files.items()}
-        self.net(load_mxnet().sym.Variable("data")).save(paths["open"])
-        weights = {p.name: p.data().asnumpy() for p in self.net.collect_params().values()}
-        np.savez(paths["weights"], **weights)  # type: ignore[arg-type]
-        np.save(paths["x"], self.x.asnumpy())
-        np.save(paths["labels"], self.labels.asnumpy())
-        return paths
 
-
-def _course_net(mx: Any) -> Any:
+def _build(mx: Any, name: str) -> Any:
+    """The course's network, or one of the zoo."""
+    if name != "2019fa":
+        return mx.gluon.model_zoo.vision.get_model(name)
     nn = mx.gluon.nn
     net = nn.HybridSequential()
     net.add(
@@ -114,7 +100,8 @@ def measure(name: str, shape: tuple[int, ...], peer: Torch | None, asked: Asked)
     contenders: dict[str, Callable[[], float]] = {OURS: ours.step, "mxnet": stock.step}
     with tempfile.TemporaryDirectory() as folder:
         if peer is not None:
-            peer.ask(**stock.export(Path(folder)), **_OPTIMIZER)
+            files = zoo.export(stock.net, Path(folder), x=stock.x, labels=stock.labels)
+            peer.ask(**files, **_OPTIMIZER)
             for layout in _LAYOUTS:
                 contenders[f"torch {layout}"] = functools.partial(_torch_step, peer, layout)
         times = cpu_timer.interleaved(contenders, asked.repeat)

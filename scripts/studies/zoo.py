@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -35,3 +36,15 @@ def error(found: np.ndarray, expected: np.ndarray) -> float:
     if not np.isfinite(found).all():
         return float("inf")
     return float(np.abs(found - expected).max() / np.abs(expected).max())
+
+
+def export(net: Any, folder: Path, **arrays: Any) -> dict[str, str]:
+    """Write what PyTorch makes the network of: MXNet's JSON ("graph"), its weights, and arrays."""
+    paths = {name: folder / f"{name}.npy" for name in arrays}
+    for name, array in arrays.items():
+        np.save(paths[name], array.asnumpy())
+    paths.update(graph=folder / "graph.json", weights=folder / "weights.npz")
+    net(load_mxnet().sym.Variable("data")).save(str(paths["graph"]))
+    weights = {p.name: p.data().asnumpy() for p in net.collect_params().values()}
+    np.savez(paths["weights"], **weights)  # type: ignore[arg-type]
+    return {name: str(path) for name, path in paths.items()}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -11,17 +10,10 @@ from ..results import Row, summary
 from . import process
 
 
-class Peer(process.Peer):
-    """`cudnn_peer` under this Python, without this one's packages and libraries on its paths."""
+class Peer(process.GpuPeer):
+    """cuDNN under a Python with PyTorch."""
 
-    def __init__(self, python: str) -> None:
-        paths = ("PYTHONPATH", "LD_LIBRARY_PATH")
-        clean = {name: value for name, value in os.environ.items() if name not in paths}
-        remedy = (
-            "its messages, if any, are above. Give a Python with PyTorch and CUDA by "
-            "--peer-python, or leave cuDNN out with --no-peer"
-        )
-        super().__init__("cudnn_peer.py", python, clean, remedy)
+    program = "cudnn_peer.py"
 
     def measure(
         self,

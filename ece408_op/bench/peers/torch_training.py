@@ -1,7 +1,7 @@
 """Training of a network of MXNet's in PyTorch on the CPU, in a process of its own.
 
 It runs under whichever Python has PyTorch, so it imports nothing of this package but what lies
-beside it. It first writes its version. The request {"open": file with MXNet's JSON, "weights":
+beside it. It first writes its version. The request {"graph": file with MXNet's JSON, "weights":
 .npz, "x": .npy, "labels": .npy, "rate": ..., "momentum": ...} is answered with {}, and
 {"run": layout}, a step of training, with {"ms": ...}.
 """
@@ -26,7 +26,7 @@ class Steps:
     """A network, its optimizer and a batch of images."""
 
     def __init__(self, request: dict[str, Any], layout: str) -> None:
-        with open(request["open"]) as file:
+        with open(request["graph"]) as file:
             text = file.read()
         weights = dict(np.load(request["weights"]))
         self._graph = Graph(text, weights, layout, "cpu")
@@ -52,7 +52,7 @@ def main() -> None:
     steps: dict[str, Steps] = {}
 
     def answer(request: dict[str, Any]) -> dict[str, Any]:
-        if "open" in request:
+        if "graph" in request:
             steps.clear()
             opened.update(request)
             return {}
