@@ -129,10 +129,11 @@ def check(problem: ConvProblem, x: Any, w: Any, y: Any) -> float:
 
 def interleaved(contenders: Mapping[str, Sample], samples: int) -> dict[str, list[float]]:
     """`samples` times of each contender in ms, one after the other in turn, all warmed up; with a
-    rest before each, in which the last one's threads stop spinning for more work."""
+    rest before each, in which the last one's threads stop spinning for more work. Every other turn
+    goes backwards, so that nobody always comes after the same one."""
     times: dict[str, list[float]] = {name: [] for name in contenders}
     for turn in range(-WARM_UP, samples):
-        for name, sample in contenders.items():
+        for name, sample in list(contenders.items())[:: -1 if turn % 2 else 1]:
             time.sleep(_REST_S)
             elapsed = sample()
             if turn >= 0:

@@ -48,6 +48,14 @@ def test_a_wrong_kernel_is_not_timed(mx, wrong):
         cpu_timer.check(problem, x, w, y)
 
 
+def test_every_other_turn_goes_backwards():
+    order = []
+    contenders = {name: lambda name=name: order.append(name) or len(order) for name in "abc"}
+    times = cpu_timer.interleaved(contenders, 2)
+    assert "".join(order) == "abccba" * 2
+    assert times == {"a": [7, 12], "b": [8, 11], "c": [9, 10]}
+
+
 def test_floors_come_from_ceilings():
     top = ceilings.Ceilings(gflops=100.0, store_gbs=10.0, read_gbs=20.0, fresh_gbs=2.0)
     problem = ConvProblem.parse("b10,c1,h70,w70,m12,k5")
