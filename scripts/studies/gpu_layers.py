@@ -29,14 +29,15 @@ def rows(asked: Asked) -> Iterator[Row]:
     """A row for each layer, batch and direction; one that cannot be measured is a failure."""
     gpu = device.get(asked.gpu)
     cases = list(itertools.product(layers.problems(asked), asked.directions))
-    compile_all(
-        gpu,
-        (
-            plan
-            for (*_, problem), direction in cases
-            for plan in plans_of(gpu, problem, direction, asked.kernels).values()
-        ),
-    )
+    plans = [
+        plan
+        for (*_, problem), direction in cases
+        for plan in plans_of(gpu, problem, direction, asked.kernels).values()
+    ]
+    # What checks gradients for w.
+    checked = (problem for (*_, problem), direction in cases if direction == "backward_weight")
+    plans += [cuda_timer.strict_plan(gpu, each, "backward_weight") for each in checked]
+    compile_all(gpu, plans)
     with asked.peer("cudnn", cudnn.Peer) as peer:
         for (text, batch, problem), direction in cases:
             row: Row = {"case": text, "batch": batch, "direction": direction}
