@@ -11,7 +11,7 @@ import numpy as np
 import programs
 import pytest
 from fake_driver import FakeDriver
-from places import SCRIPTS
+from places import HELPERS
 
 from ece408_op import errors, settings
 from ece408_op.backends.cpu import native
@@ -107,12 +107,8 @@ def _why_no_gpu():
 LONGEST = (
     *("backends/cpu/test_general.py", "lab/test_ranking.py", "lab/test_emulated.py"),
     *("backends/emulator/test_ladder.py", "lab/test_cheats.py", "lab/test_check.py"),
-    *(
-        "backends/cuda/runtime/test_nvcc_compiler.py",
-        "course/test_workers.py",
-        "lab/test_timing.py",
-    ),
-    *("cli/test_program.py", "bench/test_cpu_bench.py", "backends/cpu/test_fuzz.py"),
+    *("backends/cuda/runtime/test_compiler.py", "course/test_team.py", "lab/test_timing.py"),
+    *("cli/test_program.py", "scripts/test_bench.py", "backends/cpu/test_fuzz.py"),
     *("backends/cuda/test_kernel_files.py", "operator/test_operator_fuzz.py"),
     *("backends/cpu/test_cpu.py", "backends/cuda/kernels/test_gemm.py", "bench/test_checker.py"),
 )
@@ -155,7 +151,7 @@ def run_python():
             capture_output=True,
             text=True,
             timeout=300,
-            env=programs.environment(**{"PYTHONPATH": str(SCRIPTS), **environment}),
+            env=programs.environment(**{"PYTHONPATH": str(HELPERS), **environment}),
         )
 
     return run

@@ -53,9 +53,7 @@ def test_a_python_without_pytorch_is_said(python, capfd):
         pass
 
 
-@pytest.mark.parametrize(
-    "script", ["bench_counters.py", "bench_cuda.py", "check_cuda.py", "sanitize_cuda.py"]
-)
+@pytest.mark.parametrize("script", ["bench.py", "check_cuda.py", "sanitize_cuda.py"])
 def test_the_scripts_show_help_without_a_gpu(script):
     result = subprocess.run(
         [sys.executable, str(SCRIPTS / script), "--help"], capture_output=True, text=True

@@ -124,9 +124,9 @@ program.run("test", work)
 
 
 def test_a_scripts_errors_are_one_line(tmp_path):
-    script = next(path for path in PROGRAMS if path.name == "bench_cpu.py")
-    result = _run("", sys.executable, str(script), "nonsense", "--no-peer", "--repeat", "1")
-    assert result.stderr.startswith("bench_cpu: error: ")
+    script = next(path for path in PROGRAMS if path.name == "bench.py")
+    result = _run("", sys.executable, str(script), "operator", "nonsense", "--against", "none")
+    assert result.stderr.startswith("bench: error: ")
     assert len(result.stderr.splitlines()) == 1
     assert 2 < result.returncode < 126
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import kept_training
 import numpy as np
 from little_training import ended, start
-from studies import kept_training
 
 
 def test_workers_that_do_not_wait_for_each_other_learn_too(tmp_path):

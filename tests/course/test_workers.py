@@ -7,11 +7,11 @@ import signal
 import time
 from pathlib import Path
 
+import kept_training
 import little_training
 import numpy as np
 import pytest
 from little_training import ended, start
-from studies import kept_training
 
 from ece408_op.course import training, workers
 from ece408_op.course.dataset import fashion_data

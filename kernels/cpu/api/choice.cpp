@@ -7,7 +7,7 @@
 // Estimates are in vector multiply-adds at the rate of one core.
 //
 // The loss by choosing: docs/results/cpu_layers.md has every kernel's time on 26 layers of networks
-// (scripts/bench_layers.py). On two cores with AVX-512, at batch 16, the chosen kernel has 0.98 of
+// (scripts/bench.py layers). On two cores with AVX-512, at batch 16, the chosen kernel has 0.98 of
 // the fastest one's speed forward, 0.98 for the gradient for x and 1.00 for w (geometric means).
 #include "api/choice.h"
 
