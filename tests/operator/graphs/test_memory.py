@@ -1,4 +1,4 @@
-"""Executors that have come and gone leave no memory behind: neither objects
+"""Executors and hybridized blocks that have come and gone leave no memory behind: neither objects
 of Python's nor memory of the C library's heap."""
 
 from __future__ import annotations
@@ -62,6 +62,30 @@ def test_of_executors(mx, ours):
         executor.forward(is_train=True)
         executor.backward(mx.nd.ones(executor.outputs[0].shape))
         executor.forward()[0].wait_to_read()
+
+    heap, blocks = _left(mx, run)
+    assert heap < 100 * LAYERS
+    assert blocks < LAYERS
+
+
+@pytest.mark.parametrize("trains", [False, True])
+def test_of_blocks(mx, trains):
+    """Gluon's layers have new names in each net."""
+    x = mx.nd.ones(SHAPE)
+
+    def run():
+        net = mx.gluon.nn.HybridSequential()
+        for _ in range(LAYERS):
+            net.add(ece408_op.Conv2D(8, 3, padding=1), mx.gluon.nn.BatchNorm())
+        net.initialize()
+        net.hybridize()
+        # More often than it takes until calls go past MXNet's CachedOp.
+        for _ in range(7):
+            net(x).wait_to_read()
+        if trains:
+            with mx.autograd.record():
+                y = net(x)
+            y.backward()
 
     heap, blocks = _left(mx, run)
     assert heap < 100 * LAYERS
