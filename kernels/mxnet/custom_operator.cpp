@@ -23,7 +23,7 @@ To as(From function) {
 }
 
 // Python's functions of one description of an operator, or of one operator. Each function of ours
-// gets it as its last argument, which Python does not use.
+// gets it as its last argument; Python's own gets a context there.
 //
 // Python frees the target of `python` when it ends: read it only within a call into Python.
 struct Functions {
@@ -40,10 +40,12 @@ struct Passed<NUMBER, int (*)(Arguments...)> {
     using Type = int (*)(Arguments...);
 
     static int call(Arguments... arguments) {
-        void* const context = std::get<sizeof...(Arguments) - 1>(std::make_tuple(arguments...));
-        const auto functions = static_cast<const Functions*>(context);
         const auto call = [=] {
-            return as<Type>(functions->python.callbacks[NUMBER])(arguments...);
+            auto given = std::make_tuple(arguments...);
+            auto& context = std::get<sizeof...(Arguments) - 1>(given);
+            const MXCallbackList& python = static_cast<const Functions*>(context)->python;
+            context = python.contexts[NUMBER];
+            return std::apply(as<Type>(python.callbacks[NUMBER]), given);
         };
         return std::is_same<Type, CustomOpFBFunc>::value ? run_python(call) : ask_python(call);
     }
@@ -56,7 +58,8 @@ Function passed() {
 
 int remove(void* context) {
     const auto functions = static_cast<Functions*>(context);
-    run_python([=] { return as<CustomOpDelFunc>(functions->python.callbacks[0])(nullptr); });
+    const MXCallbackList& python = functions->python;
+    run_python([&] { return as<CustomOpDelFunc>(python.callbacks[0])(python.contexts[0]); });
     delete functions;
     return 1;
 }

@@ -11,6 +11,7 @@
 #include <memory>
 #include <mutex>
 #include <string>
+#include <string_view>
 #include <tuple>
 #include <vector>
 
@@ -22,7 +23,7 @@ namespace ece408 {
 
 // One layer, as described by its node's attribute, in one direction, for data of one type and size.
 struct Call {
-    std::string layer;
+    std::string layer;  // and, on a line of its own, its name
     int type = 0;
     int direction = ECE408_FORWARD;
     std::array<int64_t, 4> sizes{};  // batch, channels, height, width
@@ -30,9 +31,15 @@ struct Call {
     bool keeps = false;  // whether the layer's weights are kept packed
 
     const char* name() const { return layer.empty() ? nullptr : layer.c_str(); }
-    bool operator<(const Call& other) const {
-        return std::tie(sizes, type, direction, gpu, keeps, layer) <
-               std::tie(other.sizes, other.type, other.direction, other.gpu, other.keeps, other.layer);
+    // Layers that differ in name only have one plan: each new net of Gluon's has new names.
+    bool operator<(const Call& other) const { return key() < other.key(); }
+
+private:
+    using Sizes = std::array<int64_t, 4>;
+
+    std::tuple<const Sizes&, int, int, int, bool, std::string_view> key() const {
+        const std::string_view all = layer;
+        return {sizes, type, direction, gpu, keeps, all.substr(0, all.find('\n'))};
     }
 };
 
