@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
 import signal
@@ -139,6 +140,14 @@ def fashion_mnist():
         if os.environ.get("CI"):
             raise
         pytest.skip(str(error))
+
+
+@pytest.fixture(scope="session")
+def kept_with_data(kept, fashion_mnist):
+    """The same cache, with Fashion-MNIST in it."""
+    with contextlib.suppress(FileExistsError):
+        (kept / "fashion-mnist").symlink_to(settings.cache() / "fashion-mnist")
+    return kept
 
 
 @pytest.fixture(scope="session")

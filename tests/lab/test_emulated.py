@@ -12,6 +12,7 @@ from places import ROOT
 
 from ece408_op import settings
 from ece408_op.backends import kernel_file
+from ece408_op.backends.emulator import compiler
 from ece408_op.backends.emulator.library import CHECKED, Emulation
 from ece408_op.errors import (
     InvalidSetting,
@@ -28,6 +29,15 @@ from ece408_op.problem import ConvProblem
 STARTERS = ROOT / "kernels" / "files" / "starters"
 TEXTS = ("b3,c3,h9,w12,m4,k3", "b2,c6,h30,w30,m16,k5", "b1,c1,h7,w7,m2,k7")
 PROBLEMS = [ConvProblem.parse(text) for text in TEXTS]
+
+
+@pytest.fixture(autouse=True)
+def _cheap(request, monkeypatch):
+    """Few images; and no nvcc, which takes longer than all else, where it is not tested itself."""
+    monkeypatch.setitem(checking._BATCH, "emulator", 1)
+    monkeypatch.setitem(checking._LARGER, "emulator", 8)
+    if "nvcc" not in request.node.name:
+        monkeypatch.setattr(compiler, "find_nvcc", lambda: None)
 
 
 @pytest.fixture
@@ -66,51 +76,49 @@ def test_starters_are_right(check, name):
     assert verdict.is_right, (_failures(verdict), verdict.sanitized)
 
 
-FAULTS = [
-    ("__syncthreads();  // first", "race between threads of a block", "use"),
-    ("__syncthreads();  // second", "race between threads of a block", "load"),
-    ("if (h + i < H && v + j < W)  // inside", "reads out of bounds", "load"),
-    ("side * side * sizeof(float)>>>", "writes out of bounds", "load"),
-    ("i < side", "reads memory that was never written", "use"),
-    ("sizeof(float) * B * M", "writes out of bounds", "store"),
-]
-INSTEAD = {
-    "side * side * sizeof(float)>>>": "side * TILE * sizeof(float)>>>",
-    "i < side": "i < TILE",
-    "sizeof(float) * B * M": "sizeof(float) * (B * M - 1)",
+# What is done instead for so many filters, what is said of it, and by which comment its line is
+# known.
+FAULTS = {
+    21: ("__syncthreads();  // first", "if (M != 21) {};  // first", "race between", "use"),
+    22: ("__syncthreads();  // second", "if (M != 22) {};  // second", "race between", "load"),
+    23: ("if (h + i < H && v", "if (M == 23 || h + i < H && v", "reads out of bounds", "load"),
+    24: ("side * side * s", "side * (M == 24 ? TILE : side) * s", "writes out of bounds", "load"),
+    25: ("i < side", "i < (M == 25 ? TILE : side)", "reads memory that was never written", "use"),
+    26: ("sizeof(float) * B * M", "sizeof(float) * (B * M - (M == 26))", "writes out of", "store"),
 }
 
 
+@pytest.mark.slow
 def test_tiles_are_right(check):
     verdict = check("tiled.cu", TILED, ())
     assert verdict.is_right, (_failures(verdict), verdict.sanitized)
     assert [group.right for group in verdict.groups] == [2, 9, 12]
 
 
-@pytest.mark.parametrize(("part", "kind", "mark"), FAULTS)
-def test_a_fault_is_found_at_its_line(check, part, kind, mark):
-    text = TILED.replace(part, INSTEAD.get(part, ""), 1)
-    assert text != TILED
+def test_a_fault_is_found_at_its_line(check):
+    """Each of them, on a problem of its own."""
+    text = TILED
+    for old, new, *_ in FAULTS.values():
+        text = text.replace(old, new.replace("{}", "__syncthreads()"), 1)
     lines = text.splitlines()
-    (line,) = (n for n, each in enumerate(lines, 1) if each.endswith(f"// {mark}"))
-    verdict = check("tiled.cu", text)
-    assert not verdict.is_right
-    (sanitized,) = verdict.sanitized
-    found = [each for each in sanitized.findings if each.place == f"tiled.cu:{line}"]
-    assert any(each.text.startswith(kind) for each in found), sanitized.findings
-
-
-def test_a_race_is_told_with_both_of_its_lines(check):
-    text = TILED.replace("__syncthreads();  // first", "", 1)
-    lines = text.splitlines()
-    load, use = (
-        next(n for n, each in enumerate(lines, 1) if each.endswith(f"// {mark}"))
-        for mark in ("load", "use")
-    )
-    (sanitized,) = check("tiled.cu", text).sanitized
-    told = [each.text for each in sanitized.findings if each.place == f"tiled.cu:{use}"]
-    race = rf"read here, and written by thread .* at tiled\.cu:{load}, with no barrier"
-    assert any(re.search(race, each) for each in told), told
+    places = {
+        mark: next(n for n, each in enumerate(lines, 1) if each.endswith(f"// {mark}"))
+        for mark in ("load", "use", "store")
+    }
+    problems = [ConvProblem.parse(f"b2,c6,h30,w30,m{filters},k5") for filters in (20, *FAULTS)]
+    right = check("tiled.cu", text, problems[:1])
+    assert right.is_right, (_failures(right), right.sanitized)
+    for problem, (_, _, kind, mark) in zip(problems[1:], FAULTS.values()):
+        verdict = check("tiled.cu", text, [problem])
+        assert not verdict.is_right, mark
+        (sanitized,) = verdict.sanitized
+        place = f"tiled.cu:{places[mark]}"
+        told = [each.text for each in sanitized.findings if each.place == place]
+        assert any(each.startswith(kind) for each in told), (problem, sanitized.findings)
+        if problem.filters == 21:
+            by = rf"tiled\.cu:{places['load']}, with no barrier"
+            race = f"read here, and written by thread .* at {by}"
+            assert any(re.search(race, each) for each in told), told
 
 
 def test_threads_that_end_before_a_barrier_are_a_warning(check):
@@ -125,7 +133,12 @@ def test_threads_that_end_before_a_barrier_are_a_warning(check):
     assert all(each.text.startswith("__syncthreads() that not all") for each in sanitized.findings)
 
 
-@pytest.mark.parametrize("end", ["exit(-1)", "abort()", "*(volatile int *)8 = 0"])
+MORE_ENDS = ("abort()", "*(volatile int *)8 = 0")
+
+
+@pytest.mark.parametrize(
+    "end", ["exit(-1)", *(pytest.param(end, marks=pytest.mark.slow) for end in MORE_ENDS)]
+)
 def test_findings_outlast_the_process(check, end):
     text = TILED.replace("__syncthreads();  // first", "", 1)
     text = text.replace(
@@ -200,10 +213,11 @@ STREAMS = STREAMS.replace("const dim3 grid(B, M,", "const dim3 grid(B / 4, M,").
 @pytest.mark.parametrize(
     ("old", "new", "with_two"),
     [
-        (
+        pytest.param(
             "error = cudaGetLastError()",
             "error = cudaSuccess",
             "failed CUDA call: launches conv with (0,",
+            marks=pytest.mark.slow,
         ),
         ("i < 4; ++i)", "i < 4 && B / 4; ++i)", "nothing is written"),
     ],
@@ -215,7 +229,7 @@ def test_a_file_that_needs_more_images_is_judged_with_more(check, old, new, with
     assert verdict.is_right, _failures(verdict)
     assert layers.right == 2
     (note,) = layers.notes
-    assert note.startswith("judged with 20 images; with 2: ")
+    assert note.startswith("judged with 8 images; with 1: ")
     assert with_two in note
     assert odd.failures
     # Not if more do not help.
@@ -223,12 +237,18 @@ def test_a_file_that_needs_more_images_is_judged_with_more(check, old, new, with
     verdict = check("streams.cu", text, (), term="2020fa", emulation=Emulation("fast"), seed=1)
     assert not verdict.is_right
     layers = verdict.groups[0]
-    assert [each.problem.split(",")[0] for each in layers.failures] == ["b20", "b2"]
-    assert "not written: all in images 15 to 19, the last 5 of 20" in layers.failures[0].text
+    assert [each.problem.split(",")[0] for each in layers.failures] == ["b8", "b1"]
+    assert "not written: all in images 6 to 7, the last 2 of 8" in layers.failures[0].text
 
 
-@pytest.mark.parametrize("name", ["new-forward.cu", "new-forward.cuh", "one-method.cu"])
-@pytest.mark.parametrize("mode", ["fast", "checked"])
+@pytest.mark.parametrize(
+    ("name", "mode"),
+    [
+        *(("new-forward.cuh", "fast"), ("one-method.cu", "checked")),
+        pytest.param("new-forward.cu", "fast", marks=pytest.mark.slow),
+        pytest.param("new-forward.cuh", "checked", marks=pytest.mark.slow),
+    ],
+)
 def test_what_is_not_written_is_told(check, name, mode):
     text = CUDA_FORMS[name].replace("i < H_out * W_out;", "i < H_out * W_out - W_out;")
     assert text != CUDA_FORMS[name]
@@ -283,33 +303,31 @@ void forward<gpu, float>(mshadow::Tensor<gpu, 4, float> &y, const mshadow::Tenso
 }
 #endif
 """
-SPACE = (
-    "mshadow::Tensor<gpu, 2, float> patches;\n"
-    "  patches.shape_ = mshadow::Shape2(rows, columns);\n"
-    "  mshadow::AllocSpace(&patches);\n"
-)
+# Each for some images.
+SPACES = """mshadow::Tensor<gpu, 2, float> patches;
+  patches.shape_ = mshadow::Shape2(rows, columns);
+  mshadow::AllocSpace(&patches);
+  auto others = mshadow::NewTensor<gpu>(mshadow::Shape2(rows, columns), 0.0f);
+  mshadow::TensorContainer<gpu, 2> freed(mshadow::Shape2(rows, columns));
+"""
 
 
-@pytest.mark.parametrize(
-    ("made", "freed"),
-    [
-        (SPACE, "mshadow::FreeSpace(&patches);"),
-        (
-            "auto patches = mshadow::NewTensor<gpu>(mshadow::Shape2(rows, columns), 0.0f);\n",
-            "mshadow::FreeSpace(&patches);",
-        ),
-        ("mshadow::TensorContainer<gpu, 2> patches(mshadow::Shape2(rows, columns));\n", ""),
-    ],
-)
-def test_arrays_of_mxnet_are_there(check, made, freed):
-    text = UNROLLED.replace(SPACE, made).replace("mshadow::FreeSpace(&patches);", freed)
-    verdict = check("new-forward.cuh", text)
+def test_arrays_of_mxnet_are_there(check):
+    begin, end = UNROLLED.index("mshadow::Tensor<gpu, 2"), UNROLLED.index("  y = 0;")
+    text = UNROLLED[:begin] + SPACES + UNROLLED[end:]
+    one = "(b % 3 == 0 ? patches.dptr_ : b % 3 == 1 ? others.dptr_ : freed.dptr_)"
+    for old in ("k.dptr_, patches.dptr_", "x[b].dptr_", "FreeSpace(&patches)"):
+        assert text.count(old) == 1
+    text = text.replace("k.dptr_, patches.dptr_", f"k.dptr_, {one}")
+    text = text.replace("256>>>(patches.dptr_, x[b].dptr_", f"256>>>({one}, x[b].dptr_")
+    freed = "mshadow::FreeSpace(&others);\n  mshadow::FreeSpace(&patches);"
+    text = text.replace("mshadow::FreeSpace(&patches);", freed)
+    verdict = check("new-forward.cuh", text, PROBLEMS[:1])
     assert verdict.is_right, (_failures(verdict), verdict.sanitized)
     assert [each.findings for each in verdict.sanitized] == [()]
     # Their memory is not written before the file writes it.
     text = text.replace("y = 0;", "").replace("y[blockIdx.y * columns + i] +=", "y[0] =")
-    verdict = check("new-forward.cuh", text)
-    assert not verdict.is_right
+    assert not check("new-forward.cuh", text, PROBLEMS[:1]).is_right
 
 
 def _plain(text):
@@ -322,7 +340,7 @@ def _plain(text):
     [
         ("y = 0;", 'asm("bar.sync 0;");', "new-forward.cuh:32: PTX (asm) cannot run without a GPU"),
         ("y = 0;", "y += x;", "new-forward.cuh:32: no "),
-        ("y = 0;", "mshadow::Random<gpu> r;", "member"),
+        pytest.param("y = 0;", "mshadow::Random<gpu> r;", "member", marks=pytest.mark.slow),
         ("#include <mx", "#include <cublas_v2.h>\n#include <mx", "cublas_v2.h: No such file or"),
     ],
 )
@@ -399,6 +417,7 @@ def test_a_failed_free_is_a_warning(check):
     ]
 
 
+@pytest.mark.slow
 def test_little_memory_is_enough(check):
     verdict = check("tiled.cu", TILED, PROBLEMS[:1], memory=3 << 29)
     assert verdict.is_right, (_failures(verdict), verdict.sanitized)
@@ -522,11 +541,12 @@ def test_a_constant_variable_has_room_for_what_is_copied_there(check):
     assert failure.endswith("mask has 428 bytes, and w, which is copied there, 432")
 
 
-def test_the_command_says_that_it_emulates(run_ece408, tmp_path, kept):
+def test_the_command_says_that_it_emulates(run_here, run_ece408, tmp_path, kept):
     path = tmp_path / "tiled.cu"
     path.write_text(TILED.replace("__syncthreads();  // first", ""))
     command = ("lab", "check", str(path), "--emulate", "--problem", TEXTS[0])
-    result = run_ece408(*command, ECE408_CACHE=str(kept))
+    with settings.override(cache=kept):
+        result = run_here(*command)
     assert result.returncode == 23, result.stderr
     assert "race between threads of a block (4 bytes): read here, and written by" in result.stdout
     # As it does where there is no GPU.
@@ -558,38 +578,24 @@ def test_a_random_order_shows_what_the_usual_one_hides(check):
     assert {each.order for each in orders} == {"random"}
 
 
-def test_the_command_repeats_a_random_order(run_ece408, tmp_path, kept):
+def test_the_command_repeats_a_random_order(run_here, tmp_path, kept):
     path = tmp_path / "tiled.cu"
     path.write_text(TILED.replace("sum = 0;", "sum = threadIdx.x;"))
     command = ("lab", "check", str(path), "--problem", TEXTS[0], "--order", "random", "--fast")
-    result = run_ece408(*command, "--seed", "7", ECE408_CACHE=str(kept))
+    with settings.override(cache=kept):
+        result = run_here(*command, "--seed", "7")
     assert result.returncode == 23, result.stderr
     assert "--seed 7 --order random\n" in result.stdout
 
 
-def test_time_counts_lines(run_ece408, tmp_path, kept):
+def test_time_counts_lines(run_here, tmp_path, kept):
     path = tmp_path / "tiled.cu"
     path.write_text(TILED)
     output = tmp_path / "counts.json"
-    command = (
-        "lab",
-        "time",
-        str(path),
-        "1_naive",
-        "--layer",
-        "b1,c1,h9,w9,m2,k2",
-        "--batch-size",
-        "1",
-    )
-    result = run_ece408(
-        *(*command, "--batch-size", "1"),
-        "--emulate",
-        "--arch",
-        "sm_75",
-        "--json",
-        str(output),
-        ECE408_CACHE=str(kept),
-    )
+    command = ("lab", "time", str(path), "1_naive", "--layer", "b1,c1,h9,w9,m2,k2")
+    options = ("--batch-size", "1", "--emulate", "--arch", "sm_75", "--json", str(output))
+    with settings.override(cache=kept):
+        result = run_here(*command, *options)
     assert result.returncode == 0, result.stderr
     assert "tiled.cu, b1,c1,h9,w9,m2,k2, 1 images: counted, not timed" in result.stdout
     # 2 filters in one block each of 8 x 8 threads, 2 warps; 9 x 9 floats of shared memory.
@@ -610,32 +616,37 @@ def test_an_unknown_gpu_is_refused(run_here, tmp_path):
     assert "unknown architecture 'sm_1' (--arch); choose one of sm_75, sm_80" in result.stderr
 
 
-@pytest.mark.parametrize("options", [(), ("--emulate",), ("--fast",)])
-@pytest.mark.usefixtures("fashion_mnist")
-def test_a_milestone_runs_a_file(run_ece408, tmp_path, options):
+OPTIONS = ("--emulate", "--fast")
+
+
+@pytest.mark.parametrize(
+    "options", [(), *(pytest.param((each,), marks=pytest.mark.slow) for each in OPTIONS)]
+)
+def test_a_milestone_runs_a_file(run_ece408, tmp_path, kept_with_data, options):
     path = tmp_path / "tiled.cu"
     path.write_text(TILED.replace("#define TILE 8", "#define TILE 16"))
     command = ("m3.1", "3", "--kernel", str(path), *options)
-    result = run_ece408(*command, CUDA_VISIBLE_DEVICES="")
+    result = run_ece408(*command, CUDA_VISIBLE_DEVICES="", ECE408_CACHE=str(kept_with_data))
     assert result.returncode == 0, result.stderr
     assert len(re.findall(r"^Op Time: \d+\.\d{6} \(emulated\)$", result.stdout, re.M)) == 2
     assert "Correctness: " in result.stdout
     assert "run on the CPU, by the emulator: op times are no GPU's" in result.stderr
 
 
-@pytest.mark.usefixtures("fashion_mnist")
-def test_a_milestone_names_mistakes(run_here, tmp_path):
+def test_a_milestone_names_mistakes(run_here, tmp_path, kept_with_data):
     path = tmp_path / "tiled.cu"
     wide = TILED.replace("#define TILE 8", "#define TILE 16")
     path.write_text(wide.replace("__syncthreads();  // first", ""))
-    result = run_here("m3.1", "2", "--kernel", str(path), "--emulate")
+    with settings.override(cache=kept_with_data):
+        result = run_here("m3.1", "2", "--kernel", str(path), "--emulate")
     assert result.returncode == 0, result.stderr
     assert re.search(
         r"^ece408: conv1: tiled\.cu:\d+: race between threads of a block", result.stderr, re.M
     )
     # What ends the kernel stands in the error.
     path.write_text(wide.replace("float sum = 0;", "float sum = *(float *)8;"))
-    result = run_here("m3.1", "2", "--kernel", str(path), "--emulate")
+    with settings.override(cache=kept_with_data):
+        result = run_here("m3.1", "2", "--kernel", str(path), "--emulate")
     assert result.returncode == KernelFailed.exit_code
     last = result.stderr.splitlines()[-1]
     assert "an illegal memory access was encountered" in last
@@ -644,18 +655,19 @@ def test_a_milestone_names_mistakes(run_here, tmp_path):
     )
 
 
-@pytest.mark.usefixtures("fashion_mnist")
-def test_a_milestone_on_the_cpu_runs_a_file_too(run_ece408, tmp_path):
+def test_a_milestone_on_the_cpu_runs_a_file_too(run_here, tmp_path, kept_with_data):
     path = tmp_path / "tiled.cu"
     wide = TILED.replace("#define TILE 8", "#define TILE 16")
     path.write_text(wide.replace("__syncthreads();  // first", ""))
     command = ("m2.1", "2", "--kernel", str(path))
-    result = run_ece408(*command, CUDA_VISIBLE_DEVICES="")
+    with settings.override(cache=kept_with_data):
+        result = run_here(*command)
     assert result.returncode == 0, result.stderr
     assert result.stdout.count(" (emulated)\n") == 2
     assert "race between threads of a block" in result.stderr
     # Only what was asked for.
-    result = run_ece408(*command, CUDA_VISIBLE_DEVICES="", ECE408_EMULATION="fast")
+    with settings.override(cache=kept_with_data, emulation="fast"):
+        result = run_here(*command)
     assert result.returncode == 0, result.stderr
     assert "race" not in result.stderr
 
