@@ -116,3 +116,9 @@ def test_a_compiler_starts_programs_and_writes_in_its_folders_only(tmp_path):
     assert not (tmp_path / "x").exists()
     assert (scratch / "copy").exists()
     assert sys.executable == command[0]
+
+
+def test_it_starts_without_numpy(run_python):
+    """Several such processes start for each file."""
+    result = run_python("import sys, ece408_op.lab.compiling; print('numpy' in sys.modules)")
+    assert result.stdout == "False\n", result.stderr

@@ -5,7 +5,6 @@ Arrays lie against forbidden pages (`guarded`), outputs are NaN before (`harness
 
 from __future__ import annotations
 
-import itertools
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
@@ -173,10 +172,10 @@ def test_outputs_larger_than_the_cache(text, rng):
     assert 4 * np.prod(problem.y_shape) > 32 << 20
     arrays = inputs(problem, rng)
     expected = forward(reference, problem, *arrays)
-    for isa, side in itertools.product(native.isas(), ("start", "end")):
+    for isa in native.isas():
         with settings.override(isa=isa):
-            found = forward(cpu, problem, *arrays, side=side)
-        np.testing.assert_array_equal(found, expected, err_msg=f"{isa} {side}")
+            found = forward(cpu, problem, *arrays, side="start")
+        np.testing.assert_array_equal(found, expected, err_msg=isa)
 
 
 @every(
