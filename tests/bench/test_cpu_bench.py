@@ -41,6 +41,7 @@ def _run(*arguments, script=BENCH_CPU):
     )
 
 
+@pytest.mark.slow
 def test_the_script_writes_what_it_prints(tmp_path):
     result = _run("fa19_1", "b3,c5,h29,w31,m20,k5", *SMALL, "--output", tmp_path / "cpu")
     assert result.returncode == 0, result.stderr

@@ -47,7 +47,9 @@ def _assert_told(result, name):
     assert result.returncode == OutputUnwritable.exit_code
 
 
-@pytest.mark.parametrize("command", [("cache",), ("m2.1", "5"), ("--help",)])
+@pytest.mark.parametrize(
+    "command", [pytest.param(("cache",), marks=pytest.mark.slow), ("m2.1", "5"), ("--help",)]
+)
 def test_output_that_does_not_arrive(fashion_mnist, command):
     full = _run("1>/dev/full", *ECE408, *command)
     _assert_told(full, "ece408")

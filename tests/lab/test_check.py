@@ -144,9 +144,7 @@ def test_one_that_crashes_now_and_then_is_gone_on_with(check):
 
 
 def test_one_that_ends_on_other_sizes_is_right_for_its_terms(check):
-    text = COURSE_2020.replace(
-        "float sum = 0;", "float sum = 0; if (Batch != 2) __builtin_trap();"
-    )
+    text = COURSE_2020.replace("float sum = 0;", "float sum = 0; if (Batch != 2) __builtin_trap();")
     verdict = check("wrong.cc", text, problems=())
     assert verdict.is_right
     assert [group.name for group in verdict.elsewhere] == [checking.ODD]

@@ -78,6 +78,7 @@ compiler.compile_plan(kernel.source, plan.defines, "90", __import__("pathlib").P
 """
 
 
+@pytest.mark.slow
 def test_a_new_kernel_is_a_source_and_an_entry(tmp_path):
     """On a machine without a GPU, and nothing else has to be told of it."""
     for folder in ("ece408_op", "kernels", "scripts", "tests"):

@@ -172,10 +172,10 @@ def test_executors_leave_nothing_behind(mx, ours):
         mx.nd.waitall()
 
     sizes = []
-    for count in (100, 100):
+    for count in (50, 50):
         for _ in range(count):
             run()
         gc.collect()
         with open("/proc/self/statm") as file:
             sizes.append(int(file.read().split()[1]) * resource.getpagesize())
-    assert sizes[1] - sizes[0] < 100 * 2**13
+    assert sizes[1] - sizes[0] < 50 * 2**13
