@@ -7,6 +7,7 @@ import os
 import re
 
 import pytest
+from cases import first
 from kernel_files import CUDA_FORMS, TILED
 from places import ROOT
 
@@ -36,6 +37,7 @@ def _cheap(request, monkeypatch):
     """Few images; and no nvcc, which takes longer than all else, where it is not tested itself."""
     monkeypatch.setitem(checking._BATCH, "emulator", 1)
     monkeypatch.setitem(checking._LARGER, "emulator", 8)
+    monkeypatch.setattr(checking, "_ODD_PROBLEMS", 4)
     if "nvcc" not in request.node.name:
         monkeypatch.setattr(compiler, "find_nvcc", lambda: None)
 
@@ -55,11 +57,14 @@ def check(tmp_path, kept):
     return checked
 
 
+ALIKE = ("new-forward.cu", "with-stride.cu", "one-method.cu")
+
+
 def _failures(verdict):
     return [each.text for group in verdict.groups for each in group.failures]
 
 
-@pytest.mark.parametrize("name", CUDA_FORMS)
+@pytest.mark.parametrize("name", first(2, ["new-forward.cuh", "declared.cu", *ALIKE]))
 def test_every_form_is_right(check, name):
     text = CUDA_FORMS[name]
     problems = [*PROBLEMS, ConvProblem.parse("b2,c3,h14,w9,m5,k3,s2")]
@@ -70,7 +75,7 @@ def test_every_form_is_right(check, name):
     assert verdict.error
 
 
-@pytest.mark.parametrize("name", ["new-forward.cu", "new-forward.cuh", "start.cu"])
+@pytest.mark.parametrize("name", first(1, ["start.cu", "new-forward.cu", "new-forward.cuh"]))
 def test_starters_are_right(check, name):
     verdict = check(name, (STARTERS / name).read_text())
     assert verdict.is_right, (_failures(verdict), verdict.sanitized)
@@ -133,12 +138,7 @@ def test_threads_that_end_before_a_barrier_are_a_warning(check):
     assert all(each.text.startswith("__syncthreads() that not all") for each in sanitized.findings)
 
 
-MORE_ENDS = ("abort()", "*(volatile int *)8 = 0")
-
-
-@pytest.mark.parametrize(
-    "end", ["exit(-1)", *(pytest.param(end, marks=pytest.mark.slow) for end in MORE_ENDS)]
-)
+@pytest.mark.parametrize("end", first(1, ["exit(-1)", "abort()", "*(volatile int *)8 = 0"]))
 def test_findings_outlast_the_process(check, end):
     text = TILED.replace("__syncthreads();  // first", "", 1)
     text = text.replace(
@@ -241,13 +241,12 @@ def test_a_file_that_needs_more_images_is_judged_with_more(check, old, new, with
     assert "not written: all in images 6 to 7, the last 2 of 8" in layers.failures[0].text
 
 
+WITH_ROWS = ("new-forward.cuh", "new-forward.cu", "one-method.cu")
+
+
 @pytest.mark.parametrize(
     ("name", "mode"),
-    [
-        *(("new-forward.cuh", "fast"), ("one-method.cu", "checked")),
-        pytest.param("new-forward.cu", "fast", marks=pytest.mark.slow),
-        pytest.param("new-forward.cuh", "checked", marks=pytest.mark.slow),
-    ],
+    first(1, [(name, mode) for name in WITH_ROWS for mode in ("fast", "checked")]),
 )
 def test_what_is_not_written_is_told(check, name, mode):
     text = CUDA_FORMS[name].replace("i < H_out * W_out;", "i < H_out * W_out - W_out;")
@@ -339,8 +338,13 @@ def _plain(text):
     ("old", "new", "says"),
     [
         ("y = 0;", 'asm("bar.sync 0;");', "new-forward.cuh:32: PTX (asm) cannot run without a GPU"),
-        ("y = 0;", "y += x;", "new-forward.cuh:32: no "),
-        pytest.param("y = 0;", "mshadow::Random<gpu> r;", "member", marks=pytest.mark.slow),
+        *first(
+            0,
+            [
+                ("y = 0;", "y += x;", "new-forward.cuh:32: no "),
+                ("y = 0;", "mshadow::Random<gpu> r;", "member"),
+            ],
+        ),
         ("#include <mx", "#include <cublas_v2.h>\n#include <mx", "cublas_v2.h: No such file or"),
     ],
 )
@@ -430,6 +434,7 @@ def test_too_little_memory_is_no_fault_of_the_file(check):
     assert verdict.broken.startswith("the emulator has not enough memory")
 
 
+@pytest.mark.slow
 def test_nor_does_it_count_on_other_layers(check):
     no_room = 'if (H == 33) throw std::runtime_error("the emulator has no room for 8 bytes");'
     text = TILED.replace(
@@ -489,7 +494,7 @@ NVCC_REFUSES = [
 
 
 @pytest.mark.skipif(find_nvcc() is None, reason="nvcc is not here")
-@pytest.mark.parametrize(("part", "before", "said"), NVCC_REFUSES)
+@pytest.mark.parametrize(("part", "before", "said"), first(1, NVCC_REFUSES))
 def test_what_nvcc_refuses_is_refused(check, part, before, said):
     text = before + TILED.replace("float sum = 0;", f"float sum = 0; {part}")
     line = next(n for n, each in enumerate(text.splitlines(), 1) if part in each)
@@ -497,6 +502,7 @@ def test_what_nvcc_refuses_is_refused(check, part, before, said):
         check("tiled.cu", text)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(find_nvcc() is None, reason="nvcc is not here")
 def test_what_nvcc_refuses_of_a_declared_launch_is_refused(check):
     text = CUDA_FORMS["declared.cu"]
@@ -506,6 +512,7 @@ def test_what_nvcc_refuses_of_a_declared_launch_is_refused(check):
         check("declared.cu", text[:begin] + wrong)
 
 
+@pytest.mark.slow
 def test_a_broken_nvcc_is_no_fault_of_the_file(check, tmp_path, monkeypatch):
     nvcc = tmp_path / "nvcc"
     nvcc.write_text(
@@ -516,7 +523,7 @@ def test_a_broken_nvcc_is_no_fault_of_the_file(check, tmp_path, monkeypatch):
     assert check("tiled.cu", TILED, PROBLEMS[:1]).is_right
 
 
-@pytest.mark.parametrize("nbytes", [65536, 65540])
+@pytest.mark.parametrize("nbytes", first(1, [65540, 65536]))
 def test_constant_memory_has_64_kb(check, nbytes):
     text = TILED.replace(
         "__global__ void conv",
@@ -541,22 +548,18 @@ def test_a_constant_variable_has_room_for_what_is_copied_there(check):
     assert failure.endswith("mask has 428 bytes, and w, which is copied there, 432")
 
 
-def test_the_command_says_that_it_emulates(run_here, run_ece408, tmp_path, kept):
+def test_the_command_says_that_it_emulates(run_ece408, tmp_path, kept):
     path = tmp_path / "tiled.cu"
     path.write_text(TILED.replace("__syncthreads();  // first", ""))
-    command = ("lab", "check", str(path), "--emulate", "--problem", TEXTS[0])
-    with settings.override(cache=kept):
-        result = run_here(*command)
-    assert result.returncode == 23, result.stderr
-    assert "race between threads of a block (4 bytes): read here, and written by" in result.stdout
     # As it does where there is no GPU.
-    command = [each for each in command if each != "--emulate"]
+    command = ("lab", "check", str(path), "--problem", TEXTS[0])
     result = run_ece408(*command, ECE408_CACHE=str(kept), CUDA_VISIBLE_DEVICES="")
     assert result.returncode == 23, result.stderr
     assert result.stderr.startswith("ece408: CUDA files are emulated on the CPU: ")
-    assert "race between threads of a block" in result.stdout
+    assert "race between threads of a block (4 bytes): read here, and written by" in result.stdout
 
 
+@pytest.mark.slow
 def test_without_checks_only_the_results_count(check):
     wrong = TILED.replace("__syncthreads();  // first", "")
     verdict = check("tiled.cu", wrong, emulation=Emulation("fast"))
@@ -616,16 +619,11 @@ def test_an_unknown_gpu_is_refused(run_here, tmp_path):
     assert "unknown architecture 'sm_1' (--arch); choose one of sm_75, sm_80" in result.stderr
 
 
-OPTIONS = ("--emulate", "--fast")
-
-
-@pytest.mark.parametrize(
-    "options", [(), *(pytest.param((each,), marks=pytest.mark.slow) for each in OPTIONS)]
-)
-def test_a_milestone_runs_a_file(run_ece408, tmp_path, kept_with_data, options):
+@pytest.mark.parametrize("option", first(1, ["", "--emulate", "--fast"]))
+def test_a_milestone_runs_a_file(run_ece408, tmp_path, kept_with_data, option):
     path = tmp_path / "tiled.cu"
     path.write_text(TILED.replace("#define TILE 8", "#define TILE 16"))
-    command = ("m3.1", "3", "--kernel", str(path), *options)
+    command = ("m3.1", "3", "--kernel", str(path), *option.split())
     result = run_ece408(*command, CUDA_VISIBLE_DEVICES="", ECE408_CACHE=str(kept_with_data))
     assert result.returncode == 0, result.stderr
     assert len(re.findall(r"^Op Time: \d+\.\d{6} \(emulated\)$", result.stdout, re.M)) == 2
@@ -655,6 +653,7 @@ def test_a_milestone_names_mistakes(run_here, tmp_path, kept_with_data):
     )
 
 
+@pytest.mark.slow
 def test_a_milestone_on_the_cpu_runs_a_file_too(run_here, tmp_path, kept_with_data):
     path = tmp_path / "tiled.cu"
     wide = TILED.replace("#define TILE 8", "#define TILE 16")
@@ -672,6 +671,7 @@ def test_a_milestone_on_the_cpu_runs_a_file_too(run_here, tmp_path, kept_with_da
     assert "race" not in result.stderr
 
 
+@pytest.mark.slow
 def test_a_prolog_whose_output_has_no_const(check):
     """As the header of some terms has it; a function of CUDA's for numbers without sign."""
     text = TILED.replace("const float *, const float *x,", "float *, const float *x,")

@@ -178,6 +178,7 @@ def test_who_failed_beside_one_that_took_the_gpu_s_memory_is_checked_again(folde
     ]
 
 
+@pytest.mark.slow
 def test_several_gpus_share_the_files(folder, monkeypatch):
     # Processes for the CPU stand in for GPUs.
     monkeypatch.setattr(shares, "places", lambda contenders: (0, 1))
@@ -305,6 +306,7 @@ def test_odd_files_are_told_and_stop_nothing(run_here, folder, tmp_path):
     assert "\x1b" not in result.stdout + (output / "ranking.csv").read_text()
 
 
+@pytest.mark.slow
 def test_a_page_that_is_not_written_is_not_announced(run_here, folder, tmp_path, monkeypatch):
     def fail(*arguments):
         raise InvalidSetting("no such library")

@@ -69,7 +69,8 @@ def _losses(mx, layer, images, labels, mode):
     return np.array(losses)
 
 
-@pytest.mark.parametrize("mode", [pytest.param("imperative", marks=pytest.mark.slow), "hybridized"])
+@pytest.mark.slow
+@pytest.mark.parametrize("mode", ["imperative", "hybridized"])
 def test_training_follows_the_same_loss_curve(mx, fashion_mnist, mode):
     pixels, classes = data.load("t10k", limit=STEPS * BATCH)
     images = mx.nd.array(pixels[:, None] / np.float32(255))

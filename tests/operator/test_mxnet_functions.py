@@ -93,6 +93,7 @@ def test_damaged_code_is_not_used(functions, first, kept):
     assert len(kept().read_bytes()) == len(content)
 
 
+@pytest.mark.slow
 def test_code_that_others_can_have_written_is_not_used(functions, first, kept):
     kept().chmod(0o666)
     assert functions() == first[1]

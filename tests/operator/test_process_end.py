@@ -8,6 +8,7 @@ import sys
 import time
 
 import pytest
+from cases import first
 
 START = """
 import atexit, ctypes
@@ -123,7 +124,7 @@ PROGRAMS = {
     ),
     "os_exit": ("import os\ntrain(net())\nprint(time.monotonic(), flush=True)\nos._exit(5)", 5),
 }
-OFTEN_WRONG = ("recorded", "threads_that_go_on", "never_done")
+OFTEN_WRONG = ("recorded", "never_done", "threads_that_go_on")
 
 
 def _start(kind):
@@ -158,7 +159,7 @@ def _check_end(kind):
     return seconds
 
 
-@pytest.mark.parametrize("kind", OFTEN_WRONG)
+@pytest.mark.parametrize("kind", first(2, OFTEN_WRONG))
 def test_a_program_ends_while_its_work_is_in_flight(kind):
     _check_end(kind)
 

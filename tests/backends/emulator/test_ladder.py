@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from cases import first
 from harness import forward, inputs
 
 from ece408_op import settings
@@ -89,11 +90,6 @@ KERNELS = {
     "general": GENERAL,
     "general_strict": GENERAL,
 }
-
-
-def _first(texts):
-    """The layers, all but the first marked slow: compiling their kernels takes long."""
-    return [texts[0], *(pytest.param(text, marks=pytest.mark.slow) for text in texts[1:])]
 
 
 @pytest.fixture(autouse=True)
@@ -185,7 +181,7 @@ def _check_gradients(problem, rng, precision="float32"):
 
 # One of them is for tensor cores, which the emulator lacks, where a GPU has them.
 @pytest.mark.parametrize(
-    "text", _first([GENERAL[0], STRIDED[0], "b2,c8,h9,w9,m16,k3", GENERAL[1], STRIDED[1]])
+    "text", first(1, [GENERAL[0], STRIDED[0], "b2,c8,h9,w9,m16,k3", GENERAL[1], STRIDED[1]])
 )
 def test_gradients_are_exact_and_have_no_fault(text, rng):
     problem = ConvProblem.parse(text)
@@ -203,7 +199,7 @@ def test_more_strided_gradients_are_exact_and_have_no_fault(text, rng):
     assert all(name.startswith("general") for name in names)
 
 
-@pytest.mark.parametrize("text", _first(DEPTHWISE))
+@pytest.mark.parametrize("text", first(1, DEPTHWISE))
 def test_depthwise_gradients_are_exact_and_have_no_fault(text, rng):
     names = _check_gradients(ConvProblem.parse(text), rng)
     assert all(name.startswith("depthwise") for name in names)
@@ -212,19 +208,19 @@ def test_depthwise_gradients_are_exact_and_have_no_fault(text, rng):
 MANY_IMAGES = ("b264,c3,h7,w6,m10,k3,p1x1", "b290,c2,h20,w9,m9,k5x3,p1x2,d2x1")
 
 
-@pytest.mark.parametrize("text", _first(MANY_IMAGES))
+@pytest.mark.parametrize("text", first(1, MANY_IMAGES))
 def test_gradients_for_images_are_exact_and_have_no_fault(text, rng):
     """Of their few channels, from more planes of dy than a block has at once."""
     assert _check_gradients(ConvProblem.parse(text), rng)[0] == "grouped_backward_data"
 
 
-@pytest.mark.parametrize("text", _first(GROUPED[:-1]))
+@pytest.mark.parametrize("text", first(1, GROUPED[:-1]))
 def test_gradients_of_groups_are_exact_and_have_no_fault(text, rng):
     names = _check_gradients(ConvProblem.parse(text), rng)
     assert all(name.startswith("grouped") for name in names)
 
 
-@pytest.mark.parametrize("text", _first([POINTWISE[0], "b1,c150,h9,w11,m33,k1", POINTWISE[1]]))
+@pytest.mark.parametrize("text", first(1, [POINTWISE[0], "b1,c150,h9,w11,m33,k1", POINTWISE[1]]))
 def test_gradients_of_few_filters_are_exact_and_have_no_fault(text, rng):
     assert _check_gradients(ConvProblem.parse(text), rng)[0] == "short_sums_backward_data"
 
@@ -235,7 +231,7 @@ SUMS_FOR_W = (
 )
 
 
-@pytest.mark.parametrize("text", _first(SUMS_FOR_W))
+@pytest.mark.parametrize("text", first(1, SUMS_FOR_W))
 def test_gradients_for_w_of_few_pixels_are_exact_and_have_no_fault(text, rng):
     """All at once and in several parts; four neighbours at a time and by themselves."""
     assert _check_gradients(ConvProblem.parse(text), rng)[1] == "short_sums_backward_weight"
@@ -243,7 +239,7 @@ def test_gradients_for_w_of_few_pixels_are_exact_and_have_no_fault(text, rng):
 
 @pytest.mark.parametrize(
     "text",
-    _first(["b3,c4,h6,w5,m4,k3,p1,s2", "b2,c4,h6,w7,m4,k3,p1,g4", "b40,c2,h5,w5,m2,k3,p1,g2"]),
+    first(1, ["b3,c4,h6,w5,m4,k3,p1,s2", "b2,c4,h6,w7,m4,k3,p1,g4", "b40,c2,h5,w5,m2,k3,p1,g2"]),
 )
 def test_padding_is_not_multiplied_with_infinity(text, rng):
     """Of corners of dy, most taps see padding, of which textbook loops know nothing."""
