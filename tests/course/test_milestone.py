@@ -96,7 +96,7 @@ def test_correctness_is_what_is_stated(mx, capsys, term, model, most):
             assert capsys.readouterr().out.endswith(correctness), size
 
 
-@UP_TO
+@pytest.mark.parametrize("most", [100, pytest.param(10000, marks=pytest.mark.slow)])
 @MODELS_OF_TERMS
 def test_what_is_stated_is_mxnets_own(mx, capsys, term, model, most):
     if model == "ece408-low":

@@ -96,7 +96,7 @@ def test_batches_and_threads(isa, batch, threads, rng):
             check_exact(ConvProblem(batch, 2, 9, 8, 3, (3, 3)), rng, accumulate)
 
 
-@hypothesis_settings(max_examples=100, deadline=None)
+@hypothesis_settings(max_examples=50, deadline=None)
 @given(data=st.data())
 def test_any_supported_problem(data):
     def number(least, most):

@@ -151,7 +151,7 @@ def problems(draw):
         return None
 
 
-@hypothesis_settings(max_examples=100, deadline=None)
+@hypothesis_settings(max_examples=50, deadline=None)
 @given(problem=problems(), data=st.data())
 def test_any_problem(problem, data):
     if problem is None:

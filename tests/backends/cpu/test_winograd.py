@@ -141,7 +141,7 @@ def test_refuses_what_it_does_not_do(isa, text, rng):
         forward(winograd, problem, x, w)
 
 
-@hypothesis_settings(max_examples=100, deadline=None)
+@hypothesis_settings(max_examples=50, deadline=None)
 @given(data=st.data())
 def test_any_supported_problem(data):
     def number(least, most):

@@ -160,7 +160,7 @@ def test_what_a_course_s_file_does_not_compute_is_refused(write):
 @pytest.mark.parametrize(
     ("names", "architectures"),
     [
-        (("declared.cu", "new-forward.cuh", "with-stride.cu"), ARCHITECTURES[:1]),
+        (("declared.cu", "new-forward.cuh"), ARCHITECTURES[:1]),
         pytest.param(
             *(CUDA_FORMS, ARCHITECTURES[:: len(ARCHITECTURES) - 1]), marks=pytest.mark.slow
         ),
