@@ -113,13 +113,8 @@ def test_a_cheat_is_found(name, kept, lacking):
     assert not Path("/tmp/ece408-cheat").exists()
 
 
-@pytest.mark.parametrize(
-    ("name", "says"),
-    [
-        pytest.param(*each, marks=() if each[0] == "answers_one_call_later" else pytest.mark.slow)
-        for each in BESIDE_CHECKS.items()
-    ],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "says"), BESIDE_CHECKS.items())
 def test_what_cheats_only_where_it_is_timed_is_not_timed(kept, name, says):
     with settings.override(cache=kept):
         files = [kernel_file.find(str(CHEATS / f"{name}.cc"))]

@@ -226,12 +226,10 @@ def test_the_command(run_here, run_ece408, folder, tmp_path):
     assert "was measured with another layers" in result.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("options", "layers"),
-    [
-        pytest.param((), ("fa20_1", "fa20_2"), marks=pytest.mark.slow),
-        (("--term", "2017fa"), ("fa17_1",)),
-    ],
+    [((), ("fa20_1", "fa20_2")), (("--term", "2017fa"), ("fa17_1",))],
 )
 def test_the_layers_are_those_of_a_term(run_here, folder, tmp_path, options, layers):
     output = tmp_path / "ranking"

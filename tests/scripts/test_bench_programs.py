@@ -38,6 +38,7 @@ def test_a_program_that_fails_is_named():
         programs.measure({"m1.1": _say("hello")}, 1, lambda: None)
 
 
+@pytest.mark.slow
 def test_the_milestones_run_as_they_are(fashion_mnist):
     from ece408_op.course.models import TERMS
 

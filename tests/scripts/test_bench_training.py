@@ -9,6 +9,7 @@ from ece408_op.bench.cpu_timer import WARM_UP
 from ece408_op.errors import InvalidSetting
 
 
+@pytest.mark.slow
 def test_a_network_learns_with_ours_as_with_mxnets_own():
     turns = []
     found = training_speed.measure("2019fa", 3, None, lambda: turns.append(1))

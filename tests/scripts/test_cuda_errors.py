@@ -42,6 +42,7 @@ def _largest(records, kernel, kind, column):
     return max(e[column] for e in records if (e["kernel"], e["kind"]) == (kernel, kind))
 
 
+@pytest.mark.slow
 def test_errors_are_those_that_kernels_are_known_for():
     names = ["general", "general_strict", "15_winograd", "general_strict_backward_data"]
     kernels = [catalog.get(name) for name in names]

@@ -148,6 +148,7 @@ def test_a_process_forks_and_ends_with_workers(run_python, openmp, end):
     assert (result.stdout, result.returncode) == ("ok\n", 0), result.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("openmp", ["", OPENMP], ids=["alone", "openmp"])
 def test_results_stay_right_as_the_machine_becomes_busy(run_python, openmp):
     """Each time other threads help."""
