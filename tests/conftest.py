@@ -8,6 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import compiled_together
 import numpy as np
 import programs
 import pytest
@@ -46,8 +47,9 @@ def kept(tmp_path_factory):
 
 
 @pytest.fixture
-def emulated(kept):
-    """Networks run in the emulator."""
+def emulated(kept, monkeypatch):
+    """Networks run in the emulator; their kernels are compiled together."""
+    monkeypatch.setattr("ece408_op.backends.network.emulated._machine", compiled_together.machine)
     with settings.override(cache=kept, backend="emulator"):
         yield
 
