@@ -11,13 +11,13 @@ from ece408_op import settings
 
 
 @pytest.fixture
-def case(mx, monkeypatch):
+def case(mx, monkeypatch, kept):
     def build():
         x = mx.sym.FullyConnected(mx.sym.Variable("data"), num_hidden=6, name="fc")
         return mx.sym.Activation(mx.sym.BatchNorm(x), act_type="relu")
 
     monkeypatch.setitem(emulated_networks.CASES, "few", Case("few nodes", build, {"data": (4, 5)}))
-    with settings.override(backend="emulator"):
+    with settings.override(backend="emulator", cache=kept):
         yield
 
 

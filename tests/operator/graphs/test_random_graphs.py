@@ -92,12 +92,12 @@ def _check_on_gpu(mx, seeds, least):
     assert sum(count > 1 for count in counts) >= 1
 
 
-def test_random_graphs_with_parts_on_the_gpu(mx):
+def test_random_graphs_with_parts_on_the_gpu(mx, emulated):
     _check_on_gpu(mx, (2, 6), 2)
 
 
 @pytest.mark.slow
-def test_a_hundred_random_graphs_with_parts_on_the_gpu(mx):
+def test_a_hundred_random_graphs_with_parts_on_the_gpu(mx, emulated):
     _check_on_gpu(mx, range(100), 60)
 
 
