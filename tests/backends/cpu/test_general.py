@@ -12,16 +12,12 @@ import numpy as np
 import pytest
 from cases import every
 from harness import integers
-from hypothesis import given
-from hypothesis import settings as hypothesis_settings
-from hypothesis import strategies as st
 from studies import guarded
 
 from ece408_op import settings
 from ece408_op.backends.cpu import native
 from ece408_op.backends.cpu.backend import CpuBackend
 from ece408_op.bench import oracle
-from ece408_op.errors import InvalidProblem
 from ece408_op.host.footprint import available_bytes
 from ece408_op.problem import ITEM_BYTES, ConvProblem
 
@@ -173,50 +169,6 @@ def test_strict_is_exact_on_whole_numbers(text, rng):
 def test_narrow_images_and_few_filters(size, rng):
     problem = ConvProblem(2, 2, size, 20 - size, size, (3, 3), pad=(1, 1))
     check_exact(problem, rng, native.isas(), [(False, "end")])
-
-
-@st.composite
-def problems(draw):
-    def number(least, most):
-        return draw(st.integers(least, most))
-
-    groups = number(1, 4)
-    try:
-        return ConvProblem(
-            batch=number(1, 4),
-            channels=groups * number(1, 5),
-            height=number(1, 30),
-            width=number(1, 40),
-            filters=groups * number(1, 10),
-            kernel=(number(1, 7), number(1, 7)),
-            stride=(number(1, 4), number(1, 4)),
-            pad=(number(0, 8), number(0, 8)),
-            dilate=(number(1, 3), number(1, 3)),
-            groups=groups,
-            bias=draw(st.booleans()),
-            dtype=draw(st.sampled_from(sorted(ITEM_BYTES))),
-        )
-    except InvalidProblem:
-        return None
-
-
-def _any_problem(examples):
-    @hypothesis_settings(max_examples=examples, deadline=None)
-    @given(problem=problems(), data=st.data())
-    def check(problem, data):
-        if problem is None:
-            return
-        isa = data.draw(st.sampled_from(native.isas()))
-        threads = data.draw(st.sampled_from([1, 2, 3]))
-        with settings.override(threads=threads):
-            rng = np.random.default_rng(data.draw(st.integers(0, 2**16)))
-            check_exact(problem, rng, [isa], [(data.draw(st.booleans()), "end")])
-
-    return check
-
-
-test_any_problem = _any_problem(100)
-test_any_problem_at_length = pytest.mark.slow(_any_problem(2000))
 
 
 def _real(problem, rng):
