@@ -52,14 +52,14 @@ def test_infinities_and_nans_are_where_the_textbook_has_them(isa, text, accumula
 BATCHES = ("b5,c48,h90,w80,m40,k1", "b3,c70,h121,w143,m16,k1,s1x2", "b3,c40,h80,w92,m40,k1x3")
 
 
-def _check_batches(isa):
-    for text in BATCHES:
+def _check_batches(isa, batches=BATCHES):
+    for text in batches:
         problem = ConvProblem.parse(text)
         check(Case(problem, isa, 2, "end", accumulate=False, special=False, seed=1))
 
 
 def test_batches_of_which_some_images_are_laid_out_at_a_time():
-    _check_batches(native.isas()[-1])
+    _check_batches(native.isas()[-1], BATCHES[:2])
 
 
 @pytest.mark.slow
