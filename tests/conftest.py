@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
 import signal
@@ -7,6 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import compiled_together
 import numpy as np
 import programs
 import pytest
@@ -45,8 +47,9 @@ def kept(tmp_path_factory):
 
 
 @pytest.fixture
-def emulated(kept):
-    """Networks run in the emulator."""
+def emulated(kept, monkeypatch):
+    """Networks run in the emulator; their kernels are compiled together."""
+    monkeypatch.setattr("ece408_op.backends.network.emulated._machine", compiled_together.machine)
     with settings.override(cache=kept, backend="emulator"):
         yield
 
@@ -139,6 +142,14 @@ def fashion_mnist():
         if os.environ.get("CI"):
             raise
         pytest.skip(str(error))
+
+
+@pytest.fixture(scope="session")
+def kept_with_data(kept, fashion_mnist):
+    """The same cache, with Fashion-MNIST in it."""
+    with contextlib.suppress(FileExistsError):
+        (kept / "fashion-mnist").symlink_to(settings.cache() / "fashion-mnist")
+    return kept
 
 
 @pytest.fixture(scope="session")

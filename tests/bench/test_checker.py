@@ -20,10 +20,10 @@ from ece408_op.problem import ConvProblem
 
 @every(kernel=catalog.KERNELS)
 def test_random_problems_differ_and_are_ones_that_the_kernel_takes(kernel):
-    cases = checker.random_cases(kernel, 50)
-    assert len({case.problem for case in cases}) == 50
+    cases = checker.random_cases(kernel, 20)
+    assert len({case.problem for case in cases}) == 20
     assert all(kernel.family.why_not(case.problem) is None for case in cases)
-    assert cases == checker.random_cases(kernel, 50)
+    assert cases == checker.random_cases(kernel, 20)
     assert any(case.accumulate for case in cases)
     assert any(case.problem.bias for case in cases)
     assert any(case.problem.height % 2 and case.problem.filters % 2 for case in cases)

@@ -6,6 +6,7 @@ import sys
 
 import pytest
 
+from ece408_op import settings
 from ece408_op.cli.main import execute
 from ece408_op.course import milestone, scoring
 from ece408_op.course.course_terms import BASELINE, TERMS, load_model, network
@@ -50,7 +51,13 @@ def test_an_op_time_line_for_every_call_and_one_correctness(run_here):
     assert result.stdout.splitlines()[-1] == whole.stdout.splitlines()[-1]
 
 
-def test_final_runs_the_whole_network(run_here):
+@pytest.fixture
+def in_kept(kept_with_data):
+    with settings.override(cache=kept_with_data):
+        yield
+
+
+def test_final_runs_the_whole_network(run_here, in_kept):
     """In parts of a batch; a kernel that is asked for computes convolutions alone."""
     result = run_here("final", "5", "--emulate", "--batch-size", "3", "--term", "2018sp")
     emulated = r"Op Time: \d+\.\d{6} \(emulated\)\n"
@@ -61,7 +68,9 @@ def test_final_runs_the_whole_network(run_here):
 
 
 @pytest.mark.parametrize("is_terminal", [False, True])
-def test_a_terminal_has_a_bar_while_kernels_are_emulated(run_here, monkeypatch, is_terminal):
+def test_a_terminal_has_a_bar_while_kernels_are_emulated(
+    run_here, in_kept, monkeypatch, is_terminal
+):
     monkeypatch.setattr(sys.stderr, "isatty", lambda: is_terminal, raising=False)
     command = ("m3.1", "3", "--emulate", "--kernel", "1_naive", "--batch-size", "2")
     result = run_here(*command, "--term", "2018sp")
@@ -99,7 +108,7 @@ def test_correctness_is_what_is_stated(mx, capsys, term, model, most):
             assert capsys.readouterr().out.endswith(correctness), size
 
 
-@UP_TO
+@pytest.mark.parametrize("most", [100, pytest.param(10000, marks=pytest.mark.slow)])
 @MODELS_OF_TERMS
 def test_what_is_stated_is_mxnets_own(mx, capsys, term, model, most):
     if model == "ece408-low":

@@ -69,6 +69,7 @@ def _kill(folder: Path, role: str) -> None:
     raise AssertionError(f"there is no {role}")
 
 
+@pytest.mark.slow
 def test_a_job_whose_server_is_killed_ends_and_goes_on(one, tmp_path):
     state = tmp_path / "training" / "2019sp-baseline" / "epoch-0001.npz"
     job = start(tmp_path, "--epochs", str(EPOCHS), workers=2)

@@ -86,6 +86,7 @@ nvcc_compiler.compile_plan(kernel.source, plan.defines, "90", __import__("pathli
 """
 
 
+@pytest.mark.slow
 def test_a_new_kernel_is_a_source_and_an_entry(tmp_path):
     """On a machine without a GPU, and nothing else has to be told of it."""
     for folder in ("ece408_op", "kernels", "scripts", "tests"):

@@ -424,6 +424,7 @@ print("right with", locale.localeconv()["decimal_point"])
 """
 
 
+@pytest.mark.slow
 def test_a_decimal_comma_changes_nothing(run_python, decimal_comma):
     result = run_python(LOCALE, LOCPATH=decimal_comma)
     assert result.stdout == "right with ,\n", result.stderr
