@@ -52,8 +52,10 @@ def prove(asked):
     checked = rank(files, layers, 0, asked.jobs)
     say(f"{len(files)} files checked")
     right = [name for name in kernels if not checked.entries[name].why_not]
-    some = right[:: -(-len(right) // asked.most)] if right else []
-    ranked = {name: kernels[name] for name in some}
+    count = min(asked.most, len(right))
+    ranked = {
+        name: kernels[name] for name in (right[i * len(right) // count] for i in range(count))
+    }
     rankings = []
     for number in (1, 2):
         rankings.append(rank(ranked, layers, asked.repeat, asked.jobs, checked))
