@@ -164,8 +164,8 @@ class Family(ABC):
         """
 
     def holds(self, problem: ConvProblem) -> bool:
-        """Return whether results are as accurate as plain float32 sums; sums of few terms may not
-        be, for kernels that are otherwise."""
+        """Return whether results are as accurate as plain float32 sums, for kernels that usually
+        are; sums of few terms may not be."""
         return True
 
     def activates(self, accumulate: bool) -> bool:
