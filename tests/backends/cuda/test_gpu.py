@@ -346,9 +346,8 @@ def test_parts_of_a_call_give_the_same_to_the_bit(gpu, direction, rng):
 def test_gradients_for_w_are_right_in_run_after_run(gpu, text):
     """Where groups of warps take turns at chunks, whose data now and then comes late."""
     problem, kernel = ConvProblem.parse(text), catalog.get("gemm_backward_weight")
-    layouts = [each for each in kernel.layouts(problem, gpu.capability) if each.chunk_groups == 2][
-        :6
-    ]
+    layouts = kernel.layouts(problem, gpu.capability)
+    layouts = [each for each in layouts if each.chunk_groups == 2][:6]
     plans = [kernel.plan(problem, gpu.capability, False, each) for each in layouts]
     compile_all(gpu, plans)
     with cuda_timer.bench(gpu, problem, "backward_weight") as runs:
