@@ -257,7 +257,7 @@ import ctypes
 import ece408_op
 from ece408_op.backends.cpu import native
 import mxnet as mx
-from ece408_op.operator import memory
+from ece408_op.operator import array_memory
 
 class Block(mx.gluon.HybridBlock):
     def hybrid_forward(self, F, x, w):
