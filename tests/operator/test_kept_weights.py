@@ -268,7 +268,7 @@ block.hybridize()
 x, w = mx.nd.ones((1, 8, 9, 9)), mx.nd.ones((16, 8, 1, 1))
 assert (block(x, w).asnumpy() == 8).all()
 given = mx.nd.from_dlpack(w.to_dlpack_for_write())
-ctypes.memset(memory.pointer(given), 0, given.size * 4)
+ctypes.memset(array_memory.pointer(given), 0, given.size * 4)
 assert not block(x, w).asnumpy().any()
 """
 
