@@ -457,7 +457,7 @@ class _Runner:
             return
         if isinstance(error, NotEnoughMemory) or _NO_ROOM in str(error):
             raise NotEnoughMemory(
-                "the emulator has not enough memory to check this file; free some and try again"
+                "the emulator lacks memory to check this file; free some and try again"
             ) from None
 
     def _forward(
