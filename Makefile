@@ -63,8 +63,8 @@ lint: $(VENV)/.installed-test  ## style and types
 	$(VENV)/bin/mypy
 	$(VENV)/bin/lint-imports
 
-check-docs: $(VENV)/.installed-test  ## whether the CUDA kernels' headers and table have the measured times
-	$(PY) scripts/bench_cuda.py --check --output docs/results/cuda_bench
+check-docs: $(VENV)/.installed-test  ## whether README, and the CUDA kernels' headers and table have the measured times
+	$(PY) scripts/documents.py --check
 
 # What would be published: an sdist, a wheel made from it with the tag that its symbols allow, and
 # that wheel in an environment of its own, away from the sources.

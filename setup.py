@@ -99,13 +99,17 @@ def mxnet_folder() -> Path | None:
 
 
 def operator_objects(mxnet: Path) -> Objects:
-    """As `kernel_objects`; MXNet's part shows its functions to MXNet by default."""
+    """As `kernel_objects`; MXNet's part shows its functions to MXNet by default.
+
+    One of these is ours instead (batch_norm_operator.cpp): MXNet never frees what that allocates.
+    """
     folders = (mxnet / "include", mxnet / "include" / "mkldnn")
     include = tuple(word for folder in folders for word in ("-isystem", str(folder)))
     # Without errno square roots are taken of several numbers at once.
     options = ("-fno-math-errno", *INCLUDE, *include)
     own: Objects = {f.stem: (f, options) for f in sorted(OPERATOR_SOURCES.glob("*.cpp"))}
-    return {**own, "lib_api": (mxnet / "src" / "lib_api.cc", (*include, "-w"))}
+    replaced = "-D_opCallMutateInputs=lib_api_mutate_inputs"
+    return {**own, "lib_api": (mxnet / "src" / "lib_api.cc", (*include, replaced, "-w"))}
 
 
 def kernel_objects(compiler: list[str]) -> Objects:

@@ -6,10 +6,11 @@ import collections
 import tempfile
 from pathlib import Path
 
-from studies import options, results
+from studies import options
 from tqdm import trange
 
 from ece408_op.backends import kernel_file
+from ece408_op.bench import results
 from ece408_op.cli import program
 from ece408_op.files import markdown
 from ece408_op.files.resources import kernels_dir

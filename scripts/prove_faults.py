@@ -6,9 +6,10 @@ import tempfile
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from studies import faults, options, results
+from studies import faults, options
 from tqdm import tqdm
 
+from ece408_op.bench import results
 from ece408_op.cli import program
 from ece408_op.files import markdown
 from ece408_op.lab import sanitizer

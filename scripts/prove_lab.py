@@ -9,10 +9,10 @@ import sys
 import tempfile
 from pathlib import Path
 
-from studies import lab_proof, options, results
+from studies import lab_proof, options
 from tqdm import tqdm
 
-from ece408_op.bench import shapes
+from ece408_op.bench import results, shapes
 from ece408_op.cli import program
 from ece408_op.files import markdown
 from ece408_op.lab import ranking

@@ -8,12 +8,13 @@ import argparse
 import json
 import sys
 
+from studies import asked, zoo
 from studies import options as shared
-from studies import results, zoo
 from tqdm import tqdm
 
 import ece408_op
 from ece408_op import settings
+from ece408_op.bench import results
 from ece408_op.cli import program
 from ece408_op.files import markdown
 from ece408_op.operator.loading import load_mxnet
@@ -21,19 +22,22 @@ from ece408_op.operator.loading import load_mxnet
 # Of the largest output.
 BELOW = {"strict": 1e-5, "float32": 1e-5, "tf32": 1e-3, "float16": 5e-3, "cast to float16": 5e-3}
 HEAD = ["network", "batch", "nodes on the GPU", *BELOW, "operands of 11 bits"]
+ALL = asked.cases("networks")
 LAYERS = ("Convolution", "FullyConnected")
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__)
-    shared.add_networks(parser, zoo.NETWORKS)
+    parser.add_argument(
+        "networks", nargs="*", default=asked.cases("networks"), help="(default: all)"
+    )
     parser.add_argument(
         "--batch-size", type=int, nargs="+", default=[1, 32], help="images at once (default: 1 32)"
     )
     shared.add_output(parser)
     options = parser.parse_args()
     rows = []
-    runs = [(name, batch) for name in options.networks for batch in options.batch_size]
+    runs = [(name, batch) for name in options.networks or ALL for batch in options.batch_size]
     for name, batch in tqdm(runs, unit="network", disable=None):
         rows.append(measured(name, batch))
         tqdm.write(f"{name}, {batch}: {rows[-1]['errors']}", file=sys.stderr)

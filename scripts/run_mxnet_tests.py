@@ -12,9 +12,9 @@ from pathlib import Path
 
 from studies import mxnet_tests
 from studies.options import add_output
-from studies.results import write
 from tqdm import tqdm
 
+from ece408_op.bench.results import write
 from ece408_op.cli import program
 
 

@@ -8,9 +8,9 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from studies import options as shared
-from studies import results
 
 from ece408_op.backends.cuda.kernels import catalog
+from ece408_op.bench import results
 from ece408_op.cli import program
 from ece408_op.files import markdown
 from ece408_op.lab import sanitizer

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
 import signal
@@ -7,11 +8,12 @@ import subprocess
 import sys
 from pathlib import Path
 
+import compiled_together
 import numpy as np
 import programs
 import pytest
 from fake_driver import FakeDriver
-from places import SCRIPTS
+from places import HELPERS
 
 from ece408_op import errors, settings
 from ece408_op.backends.cpu import native
@@ -45,8 +47,9 @@ def kept(tmp_path_factory):
 
 
 @pytest.fixture
-def emulated(kept):
-    """Networks run in the emulator."""
+def emulated(kept, monkeypatch):
+    """Networks run in the emulator; their kernels are compiled together."""
+    monkeypatch.setattr("ece408_op.backends.network.emulated._machine", compiled_together.machine)
     with settings.override(cache=kept, backend="emulator"):
         yield
 
@@ -107,12 +110,8 @@ def _why_no_gpu():
 LONGEST = (
     *("backends/cpu/test_general.py", "lab/test_ranking.py", "lab/test_emulated.py"),
     *("backends/emulator/test_ladder.py", "lab/test_cheats.py", "lab/test_check.py"),
-    *(
-        "backends/cuda/runtime/test_nvcc_compiler.py",
-        "course/test_workers.py",
-        "lab/test_timing.py",
-    ),
-    *("cli/test_program.py", "bench/test_cpu_bench.py", "backends/cpu/test_fuzz.py"),
+    *("backends/cuda/runtime/test_compiler.py", "course/test_team.py", "lab/test_timing.py"),
+    *("cli/test_program.py", "scripts/test_bench.py", "backends/cpu/test_fuzz.py"),
     *("backends/cuda/test_kernel_files.py", "operator/test_operator_fuzz.py"),
     *("backends/cpu/test_cpu.py", "backends/cuda/kernels/test_gemm.py", "bench/test_checker.py"),
 )
@@ -146,6 +145,14 @@ def fashion_mnist():
 
 
 @pytest.fixture(scope="session")
+def kept_with_data(kept, fashion_mnist):
+    """The same cache, with Fashion-MNIST in it."""
+    with contextlib.suppress(FileExistsError):
+        (kept / "fashion-mnist").symlink_to(settings.cache() / "fashion-mnist")
+    return kept
+
+
+@pytest.fixture(scope="session")
 def run_python():
     """Run a program in a Python of its own; its result has stdout, stderr and returncode."""
 
@@ -155,7 +162,7 @@ def run_python():
             capture_output=True,
             text=True,
             timeout=300,
-            env=programs.environment(**{"PYTHONPATH": str(SCRIPTS), **environment}),
+            env=programs.environment(**{"PYTHONPATH": str(HELPERS), **environment}),
         )
 
     return run

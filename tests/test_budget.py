@@ -9,7 +9,7 @@ import pytest
 from places import ROOT
 
 # Who needs more raises the number, and says why in the commit.
-MOST_LINES = {"ece408_op, kernels and scripts": 76_500, "tests": 36_400}
+MOST_LINES = {"ece408_op, kernels and scripts": 72_800, "tests": 36_200}
 MOST_LINES_OF_A_FILE, MOST_BYTES_OF_A_RESULT = 700, 60_000
 # Longer for now.
 LONG = {
@@ -17,7 +17,7 @@ LONG = {
 }
 SOURCES = (".py", ".sh", ".h", ".cc", ".cpp", ".cu", ".cuh")
 # What tests and documents read; other results are tables alone.
-JSON = {"cpu", "cuda_bench", "gpu_layers_h200", "gpu_networks_h200", "networks_emulated"}
+JSON = {"cpu", "cuda_bench", "gpu_layers_h200", "gpu_networks_h200"}
 
 
 @pytest.fixture(scope="module")

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import nbformat
+import pytest
 from nbclient import NotebookClient
 from places import ROOT
 from transcripts import pattern
@@ -24,6 +25,7 @@ def _printed(cell):
     return "".join(texts).rstrip("\n") + "\n"
 
 
+@pytest.mark.slow
 def test_the_notebook_runs(tmp_path, monkeypatch):
     shown = nbformat.read(ROOT / "docs" / "own_model.ipynb", as_version=4)
     ran = nbformat.from_dict(shown)

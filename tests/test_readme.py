@@ -8,10 +8,11 @@ import statistics
 
 import pytest
 from places import ROOT
-from studies import cpu_table, gpu_layers
+from studies import documents
 
 from ece408_op import errors, settings
 from ece408_op.backends import DIRECTIONS
+from ece408_op.bench import results
 from ece408_op.cli.main import _parser
 from ece408_op.settings import _VARIABLES
 
@@ -78,25 +79,20 @@ def _of(name):
 
 
 def test_the_table_of_times_is_what_was_measured():
-    assert cpu_table.with_table(README, _of("cpu")) == README
+    assert documents.between(README, documents.TIMES, documents.times(_of("cpu"))) == README
 
 
 def _means(batch):
     """How many times as fast as cuDNN and PyTorch we are, geometric means, from the results."""
-    layers = [each for each in _of("gpu_layers_h200")["layers"] if each["batch"] == batch]
-    speeds = {direction: [] for direction in DIRECTIONS}
-    for each in layers:
-        for direction, factors in speeds.items():
-            ours, cudnn = gpu_layers.times(each[direction])
-            factors.append(cudnn / ours)
-    speeds["networks"] = []
-    for each in _of("gpu_networks_h200")["networks"]:
-        if each["batch"] == batch:
-            ms = {name: value["median"] for name, value in each["ms"].items()}
-            torch = min(value for name, value in ms.items() if name.endswith(" float32"))
-            speeds["networks"].append(torch / ms["ours"])
-    counts = len(layers), len(speeds["networks"])
-    return counts, {name: statistics.geometric_mean(each) for name, each in speeds.items()}
+    layers = [row for row in _of("gpu_layers_h200")["rows"] if row["batch"] == batch]
+    networks = [row for row in _of("gpu_networks_h200")["rows"] if row["batch"] == batch]
+    factors = {direction: [] for direction in (*DIRECTIONS, "networks")}
+    for row in (*layers, *networks):
+        peers = results.peers(row)
+        peer = peers["cudnn" if "direction" in row else "torch"]
+        factors[row.get("direction", "networks")].append(peer / row["ms"]["ours"]["median"])
+    counts = len({row["case"] for row in layers}), len(networks)
+    return counts, {name: statistics.geometric_mean(each) for name, each in factors.items()}
 
 
 def test_what_it_says_of_networks_is_what_was_measured():

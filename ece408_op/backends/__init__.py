@@ -11,13 +11,14 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import NamedTuple
-
-import numpy as np
+from typing import TYPE_CHECKING, NamedTuple
 
 from ..errors import InvalidProblem, UnsupportedProblem
 from ..op_log import GpuTime
 from ..problem import ConvProblem
+
+if TYPE_CHECKING:
+    import numpy as np
 
 DIRECTIONS = ("forward", "backward_data", "backward_weight")
 
@@ -81,6 +82,9 @@ class HostMemory(NamedTuple):
 
 def as_array(address: int, shape: tuple[int, ...], dtype: str = "float32") -> np.ndarray:
     """Return an array of this shape on host memory at an address; it keeps nothing alive."""
+    # Processes that compile a file import this package, and do without.
+    import numpy as np
+
     nbytes = np.dtype(dtype).itemsize * math.prod(shape)
     memory = (ctypes.c_uint8 * nbytes).from_address(address)
     return np.ctypeslib.as_array(memory).view(dtype).reshape(shape)

@@ -13,7 +13,6 @@ from dataclasses import dataclass
 import numpy as np
 
 from ..backends.cuda.kernel_plan import Kernel, Layout
-from ..backends.cuda.kernels.tuned import Choice
 from ..backends.cuda.runtime.device import Gpu
 from ..backends.cuda.work import shape_of
 from ..errors import InvalidProblem
@@ -149,22 +148,6 @@ def relative_error(gpu: Gpu, case: Case) -> float:
     return float(np.linalg.norm(found - expected) / np.linalg.norm(expected))
 
 
-def inputs_of(direction: str, problem: ConvProblem) -> dict[str, tuple[int, ...]]:
-    """The inputs' roles, in the oracle's order, and shapes."""
-    _, *roles = ARRAYS[direction]
-    wanted = [role for role in roles if role != "bias" or problem.bias]
-    return {role: shape_of(problem, role) for role in wanted}
-
-
-def computed(gpu: Gpu, choice: Choice, problem: ConvProblem, inputs: Arrays) -> np.ndarray:
-    """What a kernel makes of inputs by role. Raises `StrayWrite`, and the errors of compiling,
-    loading and launching."""
-    output = ARRAYS[choice.kernel.direction][0]
-    arrays = {output: np.empty(shape_of(problem, output), problem.dtype), **inputs}
-    case = Case(choice.kernel, problem, layout=choice.layout)
-    return _found(gpu, case, arrays, bare=False)
-
-
 def largest_error(kernel: Kernel, problem: ConvProblem) -> float:
     """What `relative_error` may be for this kernel: twice a running sum's, where that is more."""
     most = _LARGEST_ERROR[problem.dtype if kernel.float32_accurate else kernel.precision]
@@ -190,9 +173,9 @@ def _failure(gpu: Gpu, case: Case, arrays: Arrays, bare: bool) -> str | None:
 
 def _shapes(case: Case) -> dict[str, tuple[int, ...]]:
     """Shapes of the case's arrays, output first."""
-    output = ARRAYS[case.kernel.direction][0]
-    inputs = inputs_of(case.kernel.direction, case.problem)
-    return {output: shape_of(case.problem, output), **inputs}
+    roles = ARRAYS[case.kernel.direction]
+    wanted = [role for role in roles if role != "bias" or case.problem.bias]
+    return {role: shape_of(case.problem, role) for role in wanted}
 
 
 def _found(gpu: Gpu, case: Case, arrays: Arrays, bare: bool) -> np.ndarray:

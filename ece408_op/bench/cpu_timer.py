@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import os
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -13,20 +12,13 @@ import numpy as np
 
 from .. import settings
 from ..errors import WrongResult, surfaced
+from ..op_log import op_times
 from ..operator.graphs.graph_json import OP_TYPE
 from ..operator.loading import load_mxnet
 from ..problem import ConvProblem
 from . import oracle
 from .peers import process
 
-# Shapes that no kernel was tuned for.
-UNLISTED = (
-    "c5,h29,w31,m20,k5",
-    "c3,h41,w35,m7,k3",
-    "c1,h53,w47,m9,k5",
-    "c8,h27,w33,m32,k3",
-    "c2,h45,w38,m15,k7",
-)
 _CHECKED_IMAGES = 3
 _REST_S = 0.01
 WARM_UP = 2
@@ -37,15 +29,9 @@ Sample = Callable[[], float]
 
 
 class TorchPeer(process.Peer):
-    """PyTorch in its own process, under a Python that has it; torch_peer.py says what to ask.
+    """PyTorch in its own process, under a Python that has it; torch_peer.py says what to ask."""
 
-    Raises `InvalidSetting` if that Python does not run or has no PyTorch.
-    """
-
-    def __init__(self, python: str) -> None:
-        threads = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS"), str(settings.threads()))
-        remedy = "name a Python with PyTorch, or leave PyTorch out"
-        super().__init__("torch_peer.py", python, {**os.environ, **threads}, remedy, quiet=True)
+    program = "torch_peer.py"
 
 
 def elapsed_ms(function: Callable[[], object]) -> float:
@@ -141,19 +127,17 @@ def check(problem: ConvProblem, x: Any, w: Any, y: Any) -> float:
     return error
 
 
-def interleaved(
-    contenders: Mapping[str, Sample], samples: int, on_sample: Callable[[], object]
-) -> dict[str, list[float]]:
+def interleaved(contenders: Mapping[str, Sample], samples: int) -> dict[str, list[float]]:
     """`samples` times of each contender in ms, one after the other in turn, all warmed up; with a
-    rest before each, in which the last one's threads stop spinning for more work."""
+    rest before each, in which the last one's threads stop spinning for more work. Every other turn
+    goes backwards, so that nobody always comes after the same one."""
     times: dict[str, list[float]] = {name: [] for name in contenders}
     for turn in range(-WARM_UP, samples):
-        for name, sample in contenders.items():
+        for name, sample in list(contenders.items())[:: -1 if turn % 2 else 1]:
             time.sleep(_REST_S)
             elapsed = sample()
             if turn >= 0:
                 times[name].append(elapsed)
-        on_sample()
     return times
 
 
@@ -179,58 +163,22 @@ def torch_contenders(
         peer.ask(shape=None)
 
 
-def forward(
-    problem: ConvProblem, peer: TorchPeer | None, samples: int, on_sample: Callable[[], None]
-) -> dict[str, Any]:
-    """Warm outputs of ours, MXNet's and PyTorch's, then fresh ones; times in ms, and our error.
-
-    Fresh ones have turns of their own: a kernel or a hypervisor that takes back the pages of one
-    is busy with them while the next contender runs. `on_sample` is called after each turn of both.
-    """
+def by_isa(
+    problem: ConvProblem, isas: tuple[str, ...], torch: TorchPeer | None, samples: int
+) -> tuple[dict[str, list[float]], dict[str, str]]:
+    """Milliseconds of the forward pass, by the textbook loops ("reference", once), by instruction
+    set, "mxnet" and PyTorch's layouts; and kernels by instruction set, checked (`WrongResult`)."""
     x, w = inputs(problem)
-    ours, native = bind(problem, x, w, ours=True), bind(problem, x, w, ours=False)
-
-    def fresh(is_ours: bool) -> Sample:
-        # A new executor: its output has never been touched.
-        return lambda: bind(problem, x, w, ours=is_ours).forward()
-
-    with surfaced(), torch_contenders(peer, problem, "forward") as others:
-        # Each touches its own output first, and so decides what pages it has.
-        ours.forward()
-        ours.executor.outputs[0][:] = float("nan")
-        ours.forward()
-        error = check(problem, x, w, ours.executor.outputs[0])
-        warm = {"ours": ours.forward, "mxnet": native.forward, **others}
-        times = interleaved(warm, samples, on_sample)
-        new = {"ours fresh": fresh(True), "mxnet fresh": fresh(False)}
-        return {"error": error, "ms": {**times, **interleaved(new, samples, on_sample)}}
-
-
-def backward(
-    problem: ConvProblem, peer: TorchPeer | None, samples: int, on_sample: Callable[[], None]
-) -> dict[str, Any]:
-    """Both gradients together, outputs warm; times in ms."""
-    x, w = inputs(problem)
-    ours = bind(problem, x, w, ours=True, gradients=True)
-    native = bind(problem, x, w, ours=False, gradients=True)
-    with surfaced(), torch_contenders(peer, problem, "backward") as others:
-        contenders = {"ours": ours.backward, "mxnet": native.backward, **others}
-        return {"ms": interleaved(contenders, samples, on_sample)}
-
-
-def variants(
-    problem: ConvProblem, isas: tuple[str, ...], samples: int, on_sample: Callable[[], None]
-) -> dict[str, Any]:
-    """Ours on each instruction set, and on each number of threads up to the setting; in ms."""
-    x, w = inputs(problem)
-    ours = bind(problem, x, w, ours=True)
+    ours, native = (bind(problem, x, w, ours=own) for own in (True, False))
     contenders = {isa: ours.forward_with(isa=isa) for isa in isas}
-    counts = sorted({1, 2, settings.threads()})
-    contenders.update({f"{n} threads": ours.forward_with(threads=n) for n in counts})
-    with surfaced():
-        errors = {}
-        for isa in isas:
+    others = torch_contenders(torch, problem, "forward")
+    with surfaced(), op_times() as log, others as by_torch:
+        for sample in contenders.values():
             ours.executor.outputs[0][:] = float("nan")
-            contenders[isa]()
-            errors[isa] = check(problem, x, w, ours.executor.outputs[0])
-        return {"errors": errors, "ms": interleaved(contenders, samples, on_sample)}
+            sample()
+            check(problem, x, w, ours.executor.outputs[0])
+        names = dict(zip(isas, (entry.kernel for entry in log)))
+        reference = [ours.forward_with(backend="reference")()]
+        contenders.update({"mxnet": native.forward, **by_torch})
+        times = interleaved(contenders, samples)
+    return {"reference": reference, **times}, names

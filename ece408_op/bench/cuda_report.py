@@ -1,83 +1,50 @@
-"""Measured times of the CUDA kernels and of cuDNN: kept as JSON, shown as tables."""
+"""The ladder of CUDA kernels: how they follow from each other, and tables of their times."""
 
 from __future__ import annotations
 
-import json
 import re
-from pathlib import Path
-from typing import Any
+from collections.abc import Sequence
 
 from ..backends.cuda.kernel_plan import Kernel
 from ..backends.cuda.kernels.catalog import KERNELS
-from ..errors import InvalidSetting
 from ..files import markdown
 from ..files.resources import kernels_dir
-from .summary import summary
+from .results import Row, median
 
 LADDER = [kernel for kernel in KERNELS if kernel.name[0].isdigit()]
 # The shapes whose steps from kernel to kernel the ladder shows.
 STEPS = ("fa19_1", "fa19_2")
 
-# {shape: {"batch": n, "kernels": {name: timing}, "cudnn": {variant: timing}}}; a timing has
-# ms, a summary, and error, and failure, which is None or says what was wrong.
-Results = dict[str, dict[str, Any]]
 
-
-def load(path: Path) -> dict[str, Any]:
-    """What `results.write` wrote as JSON; {} if there is no file. Raises `InvalidSetting`."""
-    if not path.is_file():
-        return {}
-    try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise InvalidSetting(f"{path} is no results file ({error}); remove it") from error
-
-
-def median(timing: dict[str, Any] | None) -> float | None:
-    """The median of a timing in milliseconds; `None` where there is none or it failed."""
-    if timing is None or timing.get("failure"):
-        return None
-    return timing["ms"]["median"]
-
-
-def kept(timing: dict[str, Any]) -> dict[str, Any]:
-    """What was measured, with a summary `ms` in place of `samples_ms`; none without samples."""
-    samples = timing.get("samples_ms")
-    others = {name: value for name, value in timing.items() if name != "samples_ms"}
-    return {"ms": summary(samples), **others} if samples else others
-
-
-def tables(results: Results) -> str:
+def tables(rows: Sequence[Row]) -> str:
     """Everything as Markdown: kernels and cuDNN by shape, the ladder's steps, errors."""
     return "\n\n".join(
         [
             "Median milliseconds, the kernel's own time on the GPU by events:",
-            _by_shape(results),
+            _by_shape(rows),
             "The ladder, step by step. A step is over the kernel that the one in question changes:",
-            ladder(results),
+            ladder(rows),
             "Relative L2 errors against float64:",
-            _by_shape(results, errors=True),
+            _by_shape(rows, errors=True),
         ]
     )
 
 
-def _by_shape(results: Results, errors: bool = False) -> str:
-    head = ["", *(f"{shape}, batch {each['batch']}" for shape, each in results.items())]
-    rows = []
-    for part, prefix in (("kernels", ""), ("cudnn", "cuDNN ")):
-        names = dict.fromkeys(name for each in results.values() for name in each[part])
-        for name in names:
-            cells = [_cell(each[part].get(name), errors) for each in results.values()]
-            rows.append([f"{prefix}{name}", *cells])
-    return markdown.table(head, rows)
+def _by_shape(rows: Sequence[Row], errors: bool = False) -> str:
+    head = ["", *(f"{row['case']}, batch {row['batch']}" for row in rows)]
+    names = dict.fromkeys(who for row in rows for who in (*row["ms"], *row.get("failures", ())))
+    return markdown.table(
+        head, ([who, *(_cell(row, who, errors) for row in rows)] for who in names)
+    )
 
 
-def _cell(timing: dict[str, Any] | None, errors: bool) -> str:
-    if timing is None:
-        return ""
-    if timing.get("failure"):
+def _cell(row: Row, who: str, errors: bool) -> str:
+    if who in row.get("failures", ()):
         return "failed"
-    return f"{timing['error']:.1e}" if errors else f"{timing['ms']['median']:.3f}"
+    if errors:
+        return f"{row['errors'][who]:.1e}" if who in row["errors"] else ""
+    ms = median(row, who)
+    return "" if ms is None else f"{ms:.3f}"
 
 
 def parent(kernel: Kernel) -> str | None:
@@ -87,14 +54,15 @@ def parent(kernel: Kernel) -> str | None:
     return found[1] if found else None
 
 
-def steps(results: Results, shape: str) -> dict[str, tuple[float, float | None]]:
+def steps(rows: Sequence[Row], shape: str) -> dict[str, tuple[float, float | None]]:
     """By kernel of the ladder: milliseconds, and how many times faster than its parent (`None`
     where that has no time)."""
-    timings, found = results.get(shape, {}).get("kernels", {}), {}
-    for kernel in LADDER:
-        ms, before = (median(timings.get(name)) for name in (kernel.name, parent(kernel) or ""))
-        if ms is not None:
-            found[kernel.name] = (ms, before / ms if before else None)
+    found: dict[str, tuple[float, float | None]] = {}
+    for row in (each for each in rows if each["case"] == shape):
+        for kernel in LADDER:
+            ms, before = (median(row, name) for name in (kernel.name, parent(kernel) or ""))
+            if ms is not None:
+                found[kernel.name] = (ms, before / ms if before else None)
     return found
 
 
@@ -118,29 +86,27 @@ def tree() -> str:
     return "\n".join(lines)
 
 
-def ladder(results: Results) -> str:
+def ladder(rows: Sequence[Row]) -> str:
     """The ladder's kernels with what each does, its times and its steps, as Markdown."""
-    by_shape = {shape: steps(results, shape) for shape in STEPS}
+    by_shape = {shape: steps(rows, shape) for shape in STEPS}
     head = ["kernel", "idea", "precision"]
     for shape in STEPS:
         head += [f"{shape} ms", "step"]
-    rows = []
+    lines = []
     for kernel in LADDER:
         cells = [kernel.name, kernel.summary, kernel.precision]
         for shape in STEPS:
             ms, factor = by_shape[shape].get(kernel.name, (None, None))
             cells += ["" if ms is None else f"{ms:.2f}", "" if factor is None else f"{factor:.2f}x"]
-        rows.append(cells)
-    return markdown.table(head, rows)
+        lines.append(cells)
+    return markdown.table(head, lines)
 
 
-def measured(results: Results, kernel: str) -> str:
+def measured(rows: Sequence[Row], kernel: str) -> str:
     """A kernel's measured effect in words, for its header."""
     parts = []
-    for shape in STEPS:
-        ms, factor = steps(results, shape).get(kernel, (None, None))
-        if ms is None:
-            ms = median(results.get(shape, {}).get("kernels", {}).get(kernel))
+    for row in (each for each in rows if each["case"] in STEPS):
+        ms, factor = steps(rows, row["case"]).get(kernel, (median(row, kernel), None))
         if ms is not None:
-            parts.append(f"{shape} {ms:.2f} ms" + (f" ({factor:.2f}x)" if factor else ""))
+            parts.append(f"{row['case']} {ms:.2f} ms" + (f" ({factor:.2f}x)" if factor else ""))
     return ", ".join(parts) or "not on the shapes of the ladder"

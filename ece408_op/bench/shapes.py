@@ -8,7 +8,6 @@ kernel of 7. Every one has stride 1, no padding and no bias. `LATER` are those o
 from __future__ import annotations
 
 import dataclasses
-import math
 import re
 
 from ..errors import InvalidProblem, UnknownModel
@@ -80,18 +79,3 @@ def find(text: str, batch: int | None = None) -> ConvProblem:
             f"{text!r} is neither a shape's name ({names}) nor a problem: {error}"
         ) from None
     return problem if batch is None else dataclasses.replace(problem, batch=batch)
-
-
-def nearest(problem: ConvProblem) -> str:
-    """The shape in `SHAPES` that is most like a problem: its name.
-
-    Likeness is in what a kernel's speed depends on: products of a sum, filters, and output pixels
-    of an image. The distance is Euclidean in their logarithms.
-    """
-    return min(SHAPES, key=lambda name: math.dist(_features(SHAPES[name]), _features(problem)))
-
-
-def _features(problem: ConvProblem) -> list[float]:
-    products = problem.channels // problem.groups * problem.kernel[0] * problem.kernel[1]
-    pixels = problem.out_height * problem.out_width
-    return [math.log(number) for number in (products, problem.filters, pixels)]

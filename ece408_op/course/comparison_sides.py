@@ -1,4 +1,4 @@
-"""Side-by-side table of earlier comparisons, from several machines or versions."""
+"""What was measured before, on several machines or by several versions, side by side."""
 
 from __future__ import annotations
 
@@ -21,25 +21,24 @@ _ABOUT = ("cpu", "cores", "gpus", "mxnet", "ece408_op")
 class Key(NamedTuple):
     """What was run, and the figure with its unit."""
 
-    script: str
-    term: str
-    model: str
-    size: int
+    run: str
     figure: str
 
 
 @dataclass(frozen=True)
 class Side:
-    """A file: its name, machine and date, and every run's figures."""
+    """A file: its name, when and where it was made, and figures, of every run or their medians."""
 
     name: str
     about: str
     figures: Mapping[Key, Sequence[float]]
+    has_medians: bool
 
 
 def read(paths: Sequence[Path]) -> list[Side]:
-    """Read files written by `ece408 compare --json`. Raises `InvalidSetting` for others."""
-    # The shortest unambiguous names.
+    """The files that `ece408 compare --json` or a benchmark wrote. Raises `InvalidSetting` for
+    another one."""
+    # The shortest names that tell them apart.
     ways = (lambda p: p.stem, lambda p: f"{p.absolute().parent.name}/{p.stem}", str)
     named = ([way(path) for path in paths] for way in ways)
     names = next((each for each in named if len(set(each)) == len(paths)), list(map(str, paths)))
@@ -51,15 +50,11 @@ def _read(path: Path, name: str) -> Side:
         document = json.loads(path.read_text(encoding="utf-8"))
         machine = {key: document["machine"].get(key) for key in _ABOUT}
         about = ", ".join(f"{key} {_plain(value)}" for key, value in machine.items() if value)
-        figures: dict[Key, list[float]] = {}
-        for run in document["runs"]:
-            for sample in run["samples"]:
-                for key, value in _figures(sample).items():
-                    figures.setdefault(key, []).append(value)
-        return Side(name, f"{document['date']}: {about}", figures)
+        figures = _medians(document) if "rows" in document else _samples(document)
+        return Side(name, f"{document['date']}: {about}", figures, "rows" in document)
     except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
         raise InvalidSetting(
-            f"{path} is not a file that `ece408 compare --json` has written "
+            f"{path} is not a file that `ece408 compare --json` or scripts/bench.py has written "
             f"({type(error).__name__}: {error})"
         ) from None
 
@@ -68,14 +63,29 @@ def _plain(value: Any) -> str:
     return " and ".join(value) if isinstance(value, list) else str(value)
 
 
-def _figures(run: Mapping[str, Any]) -> dict[Key, float]:
-    """Return a run's figures; none for a failed run."""
-    if run["error"] is not None:
-        return {}
-    key = (run["script"], run["term"], run["model"], int(run["size"]))
-    figures = {f"conv{i} ms": 1e3 * float(s) for i, s in enumerate(run["op_seconds"], 1)}
-    figures["program s"] = float(run["elapsed_s"])
-    return {Key(*key, figure): value for figure, value in figures.items()}
+def _medians(document: Mapping[str, Any]) -> dict[Key, list[float]]:
+    """A benchmark's."""
+    figures = {}
+    for row in document["rows"]:
+        batch = f"batch {row['batch']}" if "batch" in row else ""
+        run = ", ".join(filter(None, [row["case"], batch, row.get("direction")]))
+        for who, ms in row.get("ms", {}).items():
+            figures[Key(run, f"{who} ms")] = [float(ms["median"])]
+    return figures
+
+
+def _samples(document: Mapping[str, Any]) -> dict[Key, list[float]]:
+    """A comparison's; a run that failed has none."""
+    figures: dict[Key, list[float]] = {}
+    for row in document["runs"]:
+        for run in row["samples"]:
+            if run["error"] is None:
+                name = f"{run['script']} {run['model']} {run['term']}, {int(run['size'])}"
+                found = {f"conv{i} ms": 1e3 * float(s) for i, s in enumerate(run["op_seconds"], 1)}
+                found["program s"] = float(run["elapsed_s"])
+                for figure, value in found.items():
+                    figures.setdefault(Key(name, figure), []).append(value)
+    return figures
 
 
 def text(sides: Sequence[Side]) -> str:
@@ -95,17 +105,16 @@ def text(sides: Sequence[Side]) -> str:
         ).rstrip()
         for row in rows
     ]
-    single = any(len(values) == 1 for side in sides for values in side.figures.values())
-    return "\n".join([*abouts, "", *lines, "", *_notes(rows, single)])
+    return "\n".join([*abouts, "", *lines, "", *_notes(rows, sides)])
 
 
 def _row(key: Key, sides: Sequence[Side]) -> list[str]:
-    run = f"{key.script} {key.model} {key.term}, {key.size}"
     first = sides[0].figures.get(key, ())
-    row = [run, key.figure, _cell(first)]
+    row = [key.run, key.figure, _cell(first)]
     for side in sides[1:]:
         values = side.figures.get(key, ())
-        row += [_cell(values), _gain(first, values)]
+        doubt = "" if side.has_medians or _differ(first, values) else "?"
+        row += [_cell(values), _gain(first, values) + doubt if first and values else "-"]
     return row
 
 
@@ -113,7 +122,7 @@ def _cell(values: Sequence[float]) -> str:
     if not values:
         return "-"
     median = statistics.median(values)
-    digits = 1 if median >= 100 else 2
+    digits = 1 if median >= 100 else 2 if median >= 1 else 4
     if len(values) == 1:
         return f"{median:.{digits}f}"
     quartiles = statistics.quantiles(values, n=4, method="inclusive")
@@ -121,10 +130,7 @@ def _cell(values: Sequence[float]) -> str:
 
 
 def _gain(first: Sequence[float], values: Sequence[float]) -> str:
-    if not first or not values:
-        return "-"
-    gain = statistics.median(first) / statistics.median(values)
-    return f"{gain:.2f}x{'' if _differ(first, values) else '?'}"
+    return f"{statistics.median(first) / statistics.median(values):.2f}x"
 
 
 def _differ(a: Sequence[float], b: Sequence[float]) -> bool:
@@ -137,9 +143,11 @@ def _differ(a: Sequence[float], b: Sequence[float]) -> bool:
     return bool(stats.mannwhitneyu(a, b).pvalue < _CHANCE)
 
 
-def _notes(rows: Sequence[Sequence[str]], single: bool) -> list[str]:
+def _notes(rows: Sequence[Sequence[str]], sides: Sequence[Side]) -> list[str]:
+    if all(side.has_medians for side in sides):
+        return ["gain: how many times as fast as the first, by medians."]
     notes = ["gain: how many times as fast as the first; ±: half the distance of the quartiles."]
-    if single:
+    if any(len(values) == 1 for side in sides for values in side.figures.values()):
         notes.append("Figures without ± are of a single run.")
     if any(cell.endswith("x?") for row in rows for cell in row):
         notes.append(

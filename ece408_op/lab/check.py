@@ -440,7 +440,8 @@ class _Runner:
                 self._raise_for_machine(error)
                 self._take_findings()
                 text, short = self._cause(problem, x, w, error)
-                self.close()
+                if isinstance(error, Ended) or not short:
+                    self.close()
                 if isinstance(error, Ended) and error.by_time:
                     # Others would also hang.
                     self._starts = _MOST_STARTS
@@ -486,7 +487,7 @@ class _Runner:
             if last is not None:
                 return f"{last.place}: {last.title}", _too_small(last.text, problem)
         if not isinstance(error, Ended) or not error.by_memory:
-            return said, ""
+            return said, _too_small(said, problem)
         self.close()
         try:
             self._forward(problem, x, w, "open")

@@ -10,7 +10,7 @@ from typing import Any
 from ..errors import CheckpointMismatch, CheckpointMissing
 from ..files.cachedir import atomic_path
 from .gpu_support import refuse_current_context
-from .graphs.graph_json import as_ours
+from .graphs.graph_json import as_ours, as_text
 from .loading import load_mxnet
 
 # The operator that the course's students implement inside MXNet.
@@ -74,7 +74,7 @@ def _replace_course_operator(text: str) -> str:
             # MXNet's versions use three names for the attributes.
             key = next((key for key in ("attrs", "param", "attr") if key in node), "attrs")
             graph["nodes"][number] = as_ours(node, node.pop(key, {}), no_bias="True")
-    return json.dumps(graph)
+    return as_text(graph)
 
 
 def _read_parameters(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:

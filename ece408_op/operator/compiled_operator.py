@@ -15,6 +15,7 @@ collected, the operator runs as usual and reports the time of each kernel call t
 from __future__ import annotations
 
 import ctypes
+import dataclasses
 import functools
 import json
 import secrets
@@ -182,10 +183,11 @@ _PAIRS = ("kernel", "stride", "pad", "dilate")
 
 @functools.lru_cache(maxsize=1024)
 def _description(layer: ConvAttributes) -> str:
-    """Return a layer as one word, which the compiled operator and `_layer` parse."""
+    """Return a layer, without its name, as one line, which the compiled operator and `_layer`
+    parse."""
     sizes = [layer.spatial, int(not layer.no_bias), layer.num_filter, layer.num_group]
     numbers = [*sizes, *(number for name in _PAIRS for number in getattr(layer, name))]
-    own = json.dumps({name: getattr(layer, name) for name in OWN})
+    own = json.dumps({name: getattr(layer, name) for name in OWN if name != "layer"})
     return " ".join(map(str, [*numbers, own]))
 
 
@@ -208,16 +210,16 @@ def gradients(wanted: Sequence[bool]) -> str:
 
 def node_attributes(layer: ConvAttributes) -> dict[str, str]:
     """Return the attributes of a node that computes this layer in this process."""
-    return {"key": KEY, "layer": _description(layer)}
+    return {"key": KEY, "layer": f"{_description(layer)}\n{json.dumps(layer.layer)}"}
 
 
-def _call(
-    description: bytes, gpu: int, mxnet_type: int, sizes: Any
-) -> tuple[ConvProblem, dispatch.Layer]:
+def _call(text: bytes, gpu: int, mxnet_type: int, sizes: Any) -> tuple[ConvProblem, dispatch.Layer]:
+    description, _, name = text.partition(b"\n")
     given = _layer(description)
     # One-dimensional arrays have no height.
     x_shape = (*sizes[:2], *sizes[4 - given.spatial : 4])
     layer = given.layer_on() if gpu < 0 else given.layer_on("gpu", gpu)
+    layer = dataclasses.replace(layer, name=json.loads(name))
     return problem_of(given, x_shape, _TYPES[mxnet_type]), layer
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import functools
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from ..dispatch import Layer
@@ -37,6 +37,7 @@ class ConvAttributes:
     height 1. `layer`, `backend`, `cuda_kernel`, `precision` and `gradient_precision` are this
     package's own: the layer's name for the log of op times, the backend and the CUDA kernel for
     this layer, and the minimum precisions; `None` leaves each to the settings.
+    Layers that differ only in name are equal, so caches do not grow with each new net of Gluon.
     """
 
     kernel: Pair
@@ -46,7 +47,7 @@ class ConvAttributes:
     pad: Pair = (0, 0)
     num_group: int = 1
     no_bias: bool = False
-    layer: str = ""
+    layer: str = field(default="", compare=False)
     backend: str | None = None
     cuda_kernel: str | None = None
     precision: str | None = None

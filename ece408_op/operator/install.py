@@ -6,9 +6,7 @@ import contextlib
 import importlib
 import sys
 from collections.abc import Iterator
-from typing import Any
 
-from ..errors import Ece408Error
 from . import (
     autograd_state,
     cuda_libraries,
@@ -42,7 +40,6 @@ def register() -> None:
     """Register the operator in the imported MXNet."""
     variables.reserve()
     importlib.import_module("ece408_op.operator.python_operator")
-    _silence_reported_errors(importlib.import_module("mxnet.operator"))
     mxnet = importlib.import_module("mxnet")
     fork_safety.install(mxnet)
     python_calls.install(mxnet)
@@ -53,18 +50,3 @@ def register() -> None:
     binding.install(mxnet)
     native_views.install(mxnet)
     loading.tell_imported(mxnet)
-
-
-def _silence_reported_errors(mxnet_operator: Any) -> None:
-    """Keep our errors off stdout.
-
-    MXNet prints errors of a custom operator to stdout, which is for results, and then raises an
-    error of its own without the text. `errors.remember` keeps ours for the caller; other operators'
-    errors are printed as before.
-    """
-
-    def print_unless_ours(*values: object) -> None:
-        if not isinstance(sys.exc_info()[1], Ece408Error):
-            print(*values)
-
-    mxnet_operator.print = print_unless_ours

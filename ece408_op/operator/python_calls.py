@@ -45,26 +45,13 @@ def install(mxnet: Any) -> None:
     atexit.register(_end, mxnet)
 
 
-def register(mxnet: Any, name: str) -> Callable[[type], type]:
-    """Call `mxnet.operator.register(name)` for the one operator that the library guards."""
-
-    def do_register(prop: type) -> type:
-        library, mxnet_library = _library(), mxnet.base._LIB
-        if library is None:
-            return mxnet.operator.register(name)(prop)
+def register(mxnet: Any, name: str, creator: Any) -> None:
+    """Register an operator's creator with MXNet, through the library's guard if it is loaded."""
+    library = _library()
+    if library is not None:
         library.ece408_guarded.restype = ctypes.c_void_p
-        tell_mxnet = mxnet_library.MXCustomOpRegister
-
-        def tell_guarded(key: Any, creator: Any) -> int:
-            return tell_mxnet(key, ctypes.c_void_p(library.ece408_guarded(creator)))
-
-        mxnet_library.MXCustomOpRegister = tell_guarded
-        try:
-            return mxnet.operator.register(name)(prop)
-        finally:
-            mxnet_library.MXCustomOpRegister = tell_mxnet
-
-    return do_register
+        creator = ctypes.c_void_p(library.ece408_guarded(creator))
+    mxnet.base.check_call(mxnet.base._LIB.MXCustomOpRegister(name.encode(), creator))
 
 
 def before_forks(action: Callable[[], None]) -> None:

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Sequence
 from typing import Any
 
 import mxnet as mx
 import numpy as np
 
-from .. import dispatch, errors
+from .. import dispatch
 from ..errors import Ece408Error, InvalidProblem
 from ..problem import ConvProblem
-from . import fork_safety, python_calls
+from . import fork_safety, python_nodes
 from .array_memory import pointer
 from .conv_attributes import ConvAttributes, problem_of
 from .graphs.graph_json import OP_TYPE
@@ -20,7 +19,7 @@ from .inference import infer_shapes, infer_storage, infer_types
 
 
 class ConvolutionOp(mx.operator.CustomOp):
-    """One convolution layer. `errors` keeps its errors for the caller of MXNet."""
+    """One convolution layer."""
 
     def __init__(self, attributes: ConvAttributes, layer: dispatch.Layer) -> None:
         super().__init__()
@@ -31,29 +30,20 @@ class ConvolutionOp(mx.operator.CustomOp):
         if req[0] == "null":
             return
         fork_safety.note_use()
-        try:
-            x, w, *bias = (pointer(array) for array in in_data)
-            dispatch.forward(
-                self._problem(in_data[0]),
-                self._layer,
-                x,
-                w,
-                bias[0] if bias else None,
-                pointer(out_data[0]),
-                accumulate=req[0] == "add",
-            )
-        except Exception as error:
-            raise errors.remember(error) from error
+        x, w, *bias = (pointer(array) for array in in_data)
+        dispatch.forward(
+            self._problem(in_data[0]),
+            self._layer,
+            x,
+            w,
+            bias[0] if bias else None,
+            pointer(out_data[0]),
+            accumulate=req[0] == "add",
+        )
 
     def backward(self, req, out_grad, in_data, out_data, in_grad, aux):  # type: ignore[no-untyped-def]
         fork_safety.note_use()
-        try:
-            self._backward(req, pointer(out_grad[0]), in_data, in_grad)
-        except Exception as error:
-            raise errors.remember(error) from error
-
-    def _backward(self, req: Sequence[str], dy: int, in_data: list, in_grad: list) -> None:
-        problem = self._problem(in_data[0])
+        problem, dy = self._problem(in_data[0]), pointer(out_grad[0])
         x, w = (pointer(array) for array in in_data[:2])
         dx, dw, *dbias = (
             None if kind == "null" else pointer(array) for kind, array in zip(req, in_grad)
@@ -76,9 +66,9 @@ class ConvolutionOp(mx.operator.CustomOp):
         return problem_of(self._attributes, x.shape, np.dtype(x.dtype).name)
 
 
-@python_calls.register(mx, OP_TYPE)
 class ConvolutionProp(mx.operator.CustomOpProp):
-    """Properties of `ece408_conv` that MXNet queries before it runs.
+    """Properties of `ece408_conv` that MXNet queries before it runs. `python_nodes` keeps errors
+    for the caller of MXNet.
 
     Inputs: data (B, C, H, W), weight (M, C / num_group, KH, KW) and, unless `no_bias`, bias (M,).
     """
@@ -101,29 +91,20 @@ class ConvolutionProp(mx.operator.CustomOpProp):
         return inputs[:2] if self._attributes.no_bias else inputs
 
     def infer_shape(self, in_shape):  # type: ignore[no-untyped-def]
-        try:
-            if self._error is not None:
-                raise self._error
-            inputs, output = infer_shapes(self._attributes, in_shape)
-            return inputs, [output], []
-        except Ece408Error as error:
-            raise errors.remember(error) from None
+        if self._error is not None:
+            raise self._error
+        inputs, output = infer_shapes(self._attributes, in_shape)
+        return inputs, [output], []
 
     def infer_type(self, in_type):  # type: ignore[no-untyped-def]
-        try:
-            names = self.list_arguments()
-            given = [None if t is None else np.dtype(t).name for t in in_type]
-            common = infer_types(names, given)
-            dtype = None if common is None else np.dtype(common).type
-            return [dtype] * len(in_type), [dtype], []
-        except Ece408Error as error:
-            raise errors.remember(error) from None
+        names = self.list_arguments()
+        given = [None if t is None else np.dtype(t).name for t in in_type]
+        common = infer_types(names, given)
+        dtype = None if common is None else np.dtype(common).type
+        return [dtype] * len(in_type), [dtype], []
 
     def infer_storage_type(self, in_stype):  # type: ignore[no-untyped-def]
-        try:
-            infer_storage(self.list_arguments(), in_stype)
-        except Ece408Error as error:
-            raise errors.remember(error) from None
+        infer_storage(self.list_arguments(), in_stype)
         return super().infer_storage_type(in_stype)
 
     def declare_backward_dependency(self, out_grad, in_data, out_data):  # type: ignore[no-untyped-def]
@@ -143,3 +124,6 @@ class ConvolutionProp(mx.operator.CustomOpProp):
 def _type_name(dtype: Any) -> str:
     """Return the name of a type, or of MXNet's number of one."""
     return np.dtype(mx.ndarray.ndarray._DTYPE_MX_TO_NP.get(dtype, dtype)).name
+
+
+python_nodes.register(OP_TYPE, ConvolutionProp)

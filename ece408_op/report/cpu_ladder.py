@@ -8,8 +8,6 @@ from collections.abc import Mapping
 from .. import settings
 from ..backends.cpu import native
 from ..bench import ceilings, cpu_timer
-from ..errors import surfaced
-from ..op_log import op_times
 from ..operator.environment import cpu_model
 from ..problem import ConvProblem
 from .ladder import Ladder, Step
@@ -30,11 +28,11 @@ _WHY = {
     "avx2": "Twice the lanes, and one instruction for a multiplication and its addition.",
     "avx512": "Twice the lanes again, and 32 registers instead of 16, which allow larger tiles.",
 }
-_MXNET = "MXNet's Convolution"
+# By what `cpu_timer` calls them.
 _PEERS = {
-    _MXNET: "oneDNN",
-    "PyTorch NCHW": "in a process of its own",
-    "PyTorch NHWC": "in a process of its own",
+    "mxnet": ("MXNet's Convolution", "oneDNN"),
+    "torch NCHW": ("PyTorch NCHW", "in a process of its own"),
+    "torch NHWC": ("PyTorch NHWC", "in a process of its own"),
 }
 
 
@@ -55,7 +53,7 @@ def _measure(layers: Mapping[str, ConvProblem], torch: cpu_timer.TorchPeer | Non
     samples: dict[str, dict[str, list[float]]] = {}
     kernels: dict[str, dict[str, str]] = {}
     for layer, problem in layers.items():
-        times, names = _layer(problem, isas, torch)
+        times, names = cpu_timer.by_isa(problem, isas, torch, SAMPLES)
         for isa, kernel in names.items():
             kernels.setdefault(isa, {})[layer] = kernel.removesuffix(f"_{isa}")
         for name, each in times.items():
@@ -72,7 +70,7 @@ def _measure(layers: Mapping[str, ConvProblem], torch: cpu_timer.TorchPeer | Non
             for n in ("reference", *isas)
         ),
         peers=tuple(
-            Step(name, _PEERS[name], True, samples[name]) for name in _PEERS if name in samples
+            Step(*shown, True, samples[name]) for name, shown in _PEERS.items() if name in samples
         ),
         gflops={isa: top.gflops for isa, top in tops.items()},
         gbs={"reads": best.read_gbs, "stores": best.store_gbs},
@@ -97,26 +95,3 @@ def _computed_by(layer: str, kernels: Mapping[str, Mapping[str, str]]) -> str:
 
 def _ceilings(isas: tuple[str, ...]) -> dict[str, ceilings.Ceilings]:
     return {isa: ceilings.measure(isa, settings.threads()) for isa in isas}
-
-
-def _layer(
-    problem: ConvProblem, isas: tuple[str, ...], torch: cpu_timer.TorchPeer | None
-) -> tuple[dict[str, list[float]], dict[str, str]]:
-    """Milliseconds by contender, and kernels by instruction set; checked (`WrongResult`)."""
-    x, w = cpu_timer.inputs(problem)
-    ours = cpu_timer.bind(problem, x, w, ours=True)
-    native_one = cpu_timer.bind(problem, x, w, ours=False)
-    contenders = {isa: ours.forward_with(isa=isa) for isa in isas}
-    others = cpu_timer.torch_contenders(torch, problem, "forward")
-    with surfaced(), op_times() as log, others as by_torch:
-        for sample in contenders.values():
-            ours.executor.outputs[0][:] = float("nan")
-            sample()
-            cpu_timer.check(problem, x, w, ours.executor.outputs[0])
-        names = dict(zip(isas, (entry.kernel for entry in log)))
-        reference = [ours.forward_with(backend="reference")()]
-        contenders[_MXNET] = native_one.forward
-        for name, sample in by_torch.items():
-            contenders[name.replace("torch", "PyTorch")] = sample
-        times = cpu_timer.interleaved(contenders, SAMPLES, lambda: None)
-    return {"reference": reference, **times}, names

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from ..bench import cuda_report
+from ..bench import results
 from ..course.course_terms import Term
 from ..files.resources import results_dir
 from . import ladder
@@ -27,18 +27,19 @@ def recorded(term: Term) -> Recorded | None:
     folder = results_dir()
     if folder is None:
         return None
-    document = cuda_report.load(folder / "cuda_bench.json")
+    document = results.load(folder / "cuda_bench.json")
+    rows = {row["case"]: row for row in document.get("rows", ())}
     found: dict[str, dict[str, float]] = {}
     batch = 0
     for layer, problem in ladder.problems(term, 1).items():
-        entry = document.get("results", {}).get(ladder.shape_name(problem), {})
-        for variant, timing in entry.get("cudnn", {}).items():
-            ms = cuda_report.median(timing)
-            if ms is not None:
-                batch = entry["batch"]
-                found.setdefault(variant, {})[layer] = ms
+        row = rows.get(ladder.shape_name(problem) or "", {"ms": {}})
+        for who in row["ms"]:
+            ms = results.median(row, who)
+            if who.startswith("cudnn ") and ms is not None:
+                batch = row["batch"]
+                found.setdefault(who.partition(" ")[2], {})[layer] = ms
     if not found:
         return None
-    versions = ", ".join(f"{name} {value}" for name, value in document["peer"].items())
+    versions = ", ".join(f"{name} {value}" for name, value in document["versions"].items())
     gpus = " and ".join(document["machine"]["gpus"])
     return Recorded(gpus, document["date"], versions, batch, found)

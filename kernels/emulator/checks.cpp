@@ -1,6 +1,6 @@
-// What the compiler calls before each access to memory (-fsanitize=thread, gcc/tsan.cc), for each
-// index beyond an array (-fsanitize=bounds) and before each piece of code without branches
-// (-fsanitize-coverage=trace-pc): checks and counts in the place of their libraries.
+// Hooks that the compiler calls before each access to memory (-fsanitize=thread, gcc/tsan.cc), for
+// each index beyond an array (-fsanitize=bounds) and before each basic block
+// (-fsanitize-coverage=trace-pc): checks and counts instead of their libraries.
 
 #include <dlfcn.h>
 #include <link.h>
@@ -20,7 +20,7 @@
 namespace ece408_emulator {
 namespace {
 
-// So far from any allocation a GPU has no memory: it maps pages of this size.
+// A GPU has no memory at this distance from any allocation: it maps pages of this size.
 constexpr size_t MAPPED = 2 << 20;
 
 [[gnu::noinline]] void describe(char* text, size_t room, const void* address) {
@@ -85,7 +85,7 @@ template <class Where>
 
 constexpr uint32_t IN_SOURCE = 1u << 31;
 
-// Places of atomic functions, which are not return addresses.
+// Call sites of atomic functions, which are not return addresses.
 struct Places {
     std::mutex lock;
     std::vector<Place> all;
@@ -114,7 +114,7 @@ uint32_t where_id(Place place) {
     return w.last_place_id;
 }
 
-// Of an operation, by its number.
+// The site of an operation, by its number.
 Site site_of(uint32_t id, uint32_t number) {
     if (!(id & IN_SOURCE)) return reinterpret_cast<const void*>(emulator().streams.library(number) + id);
     Places& known = places();
@@ -122,7 +122,7 @@ Site site_of(uint32_t id, uint32_t number) {
     return known.all[id & ~IN_SOURCE];
 }
 
-// An access that a race is looked for with.
+// An access that is checked for races.
 struct Access {
     const void* address;
     size_t size;
@@ -165,7 +165,7 @@ void race_of_streams(uint32_t before, uint32_t before_at, bool before_writes, bo
               "%s here, and %s by %s at {}, with no barrier between, in %s memory", does, did, who, where);
 }
 
-// Shared memory that another block has touched is another block's. `lanes` are those of a tag of
+// Another block's accesses to shared memory never conflict. `lanes` are those of a tag of
 // SOME_LANES.
 inline bool conflicts(Tag before, Tag own, uint32_t lanes, bool is_shared) {
     const Tag difference = before ^ own;
@@ -183,8 +183,8 @@ constexpr Tag with_thread(Tag t, uint32_t thread) {
     return (t & ~(Tag{0xFFF} << CLOCK_BITS)) | Tag{thread} << CLOCK_BITS;
 }
 
-// The tag to keep of two reads in this launch and block: both threads, unless one read is known to come
-// before the other.
+// The tag to keep after two reads in this launch and block: both threads, unless one read is known
+// to come before the other.
 [[gnu::noinline]] Tag both_of_block(Touched& touched, Tag before, Tag own) {
     const uint32_t thread = thread_of(own), other = thread_of(before), warp = thread / LANES;
     if (thread == other) return own;
@@ -201,7 +201,7 @@ constexpr Tag with_thread(Tag t, uint32_t thread) {
     return with_thread(last, SOME_LANES + warp);
 }
 
-// Of two reads by operations that may run beside each other.
+// After two reads by operations that may overlap.
 [[gnu::noinline]] Tag both_of_streams(Tag before, Tag own) {
     static std::mutex lock;
     Emulator& e = emulator();
@@ -219,8 +219,8 @@ inline Tag both(Touched& touched, Tag before, Tag own) {
     return with_thread(own, MANY_THREADS) | Tag{MANY_BLOCKS} << 36;
 }
 
-// Where an atomic function of a block follows its own plain write, that write still races with
-// other blocks' atomic functions: it stands in the place of a read, if there is none.
+// If an atomic function of a block follows its own plain write, that write still races with other
+// blocks' atomic functions: it replaces the read, if there is none.
 inline void keep_writer(Touched& touched, Tag own) {
     const Tag writer = touched.written, reader = touched.read;
     if (thread_of(writer) == BY_ATOMIC || !same_block(writer, own) || same_block(reader, own)) return;
@@ -228,7 +228,7 @@ inline void keep_writer(Touched& touched, Tag own) {
     touched.read_at = touched.written_at.load(std::memory_order_relaxed);
 }
 
-// What only the next access of the thread shows: whether a write changes anything.
+// Decided by the thread's next access: whether a write changes anything.
 [[gnu::always_inline]] inline void suspect(Suspect& kept, const Access& access, Site site, Tag before,
                                            uint32_t before_at, bool is_rewrite) {
     kept.address = access.address;
@@ -273,7 +273,7 @@ template <bool WRITES>
     if (by_atomic && thread_of(own) == BY_ATOMIC) return;
     const bool is_small = access.size <= sizeof(Suspect::old);
     if (!WRITES && by_atomic && is_small) {
-        // The first look of a loop around atomicCAS, which does no harm, or a mistake.
+        // The first read of a loop around atomicCAS, which is harmless, or a mistake.
         if (w.read.address == access.address) return;
         settle_read(w);
         suspect(w.read, access, site, writer, at, false);
@@ -282,7 +282,7 @@ template <bool WRITES>
     const bool may_be_same = WRITES && !by_atomic && thread_of(own) != BY_ATOMIC && is_small;
     if (!may_be_same || touched.varied.load(std::memory_order_relaxed))
         return race(writer, at, true, WRITES, access, site);
-    // Writes of the same value do no harm.
+    // Writes of the same value are harmless.
     if (w.unsettled) return;
     suspect(w.written, access, site, writer, at, false);
     w.unsettled = true;
@@ -318,7 +318,7 @@ template <bool WRITES, class Where>
     } else if (reader) {
         const uint32_t lanes = touched.lanes.load(std::memory_order_relaxed);
         if (!conflicts(reader, own, lanes, access.is_shared)) {
-            // Who comes after this write comes after those reads.
+            // Accesses after this write are also after those reads.
             if (!by_atomic) touched.read = 0;
         } else if (!w.compares) {
             race(reader, touched.read_at.load(std::memory_order_relaxed), false, true, access, place);
@@ -345,8 +345,7 @@ inline bool are_written(const uint8_t* states, size_t size) {
     return first == ALL && second == ALL;
 }
 
-// Whether the bytes may be touched; those that are written become so. For those that are not all
-// written yet.
+// Whether the bytes may be accessed; marks written ones. For ranges that are partly unwritten.
 template <bool WRITES, class Where>
 [[gnu::noinline]] bool check_states(uint8_t* states, const void* address, size_t size, Where place,
                                     bool by_atomic, bool is_shared) {
@@ -354,14 +353,14 @@ template <bool WRITES, class Where>
         if (states[i] == WRITTEN || (WRITES && !by_atomic && states[i] == NEVER_WRITTEN)) continue;
         bad_state(address, size, states[i], WRITES && !by_atomic, place, is_shared);
         if (states[i] != NEVER_WRITTEN) return false;
-        // Once is enough.
+        // One report is enough.
         break;
     }
     for (size_t i = 0; i < size; ++i) states[i] = WRITTEN;
     return true;
 }
 
-// In a library, beyond its variable; what lies before all variables is constant, and unknown.
+// In a library, beyond its variable; the memory before all variables is constant, and unknown.
 template <class Where>
 [[gnu::noinline]] void check_variable(uintptr_t address, size_t size, bool writes, Where place) {
     const std::vector<Variable>& all = emulator().variables;
@@ -385,15 +384,15 @@ template <class Where>
     const Variable& last = worker->variable;
     if (worker->on_stack(address) || (last.begin <= address && address + size <= last.end)) return;
     const Running& running = worker->running();
-    // Its constants and variables, __constant__ and __device__ ones too.
+    // Its constants and variables, also __constant__ and __device__ ones.
     if (running.library_begin <= address && address < running.library_end)
         check_variable(address, size, writes, place);
     else
         illegal(reinterpret_cast<const void*>(address), size, writes, place);
 }
 
-// What a kernel does with memory where it is counted. Local arrays are in registers, mostly, and
-// constant memory has units of its own.
+// Counts a kernel's memory access. Local arrays are mostly in registers, and constant memory has
+// its own units.
 [[gnu::noinline]] void count(const void* address, size_t size, bool writes, const void* place) {
     Worker& w = *worker;
     const Memory& memory = emulator().memory;
@@ -411,7 +410,7 @@ template <class Where>
     worker->stop(MISALIGNED_ADDRESS);
 }
 
-// In memory of which the bytes at `at` have these states.
+// In memory whose bytes at `at` have these states.
 template <bool WRITES, class Where>
 [[gnu::always_inline]] inline void check_in(Shadow& shadow, uint8_t* states, size_t at, const Access& access,
                                             bool by_atomic, Where place) {
@@ -424,7 +423,7 @@ template <bool WRITES, class Where>
     });
 }
 
-// What a kernel does with memory, before it does.
+// A kernel's memory access, before it happens.
 template <bool WRITES, class Where>
 [[gnu::always_inline]] inline void check(const void* pointer, size_t size, bool aligned, bool by_atomic,
                                          Where place) {
@@ -540,7 +539,7 @@ void wait_for_copies(size_t but) {
     const auto end = std::stable_partition(copies.begun.begin(), copies.begun.end(), is_over);
     for (auto each = copies.begun.begin(); each != end; ++each) {
         memset(w.shared_states + w.shared_offset(each->to), WRITTEN, each->bytes);
-        // As if it were written now.
+        // As if written now.
         visit({each->to, each->bytes, true}, [&](Touched& unit) { unit.written = w.own_tag(); });
     }
     copies.begun.erase(copies.begun.begin(), end);
@@ -584,7 +583,7 @@ using namespace ece408_emulator;
 #define EXPORTED extern "C" __attribute__((visibility("default")))
 #define PLACE __builtin_return_address(0)
 
-// The variables of the library that dlopen gave, each by its address there and its bytes.
+// The variables of the library from dlopen, by address and size.
 EXPORTED void ece408_emulator_variables(void* library, const uint64_t (*pairs)[2], int count) {
     const link_map* map = nullptr;
     if (dlinfo(library, RTLD_DI_LINKMAP, &map)) return;
@@ -598,7 +597,7 @@ EXPORTED void ece408_emulator_variables(void* library, const uint64_t (*pairs)[2
               [](const Variable& a, const Variable& b) { return a.begin < b.begin; });
 }
 
-// The bytes of the variable at an address, or more than any has where it is not known.
+// The size of the variable at an address; larger than any if unknown.
 EXPORTED size_t ece408_emulator_room(const void* symbol) {
     const auto alone = emulator().alone();
     for (const Variable& each : emulator().variables)
@@ -620,7 +619,7 @@ HOOKS(4)
 HOOKS(8)
 HOOKS(16)
 
-// Of a volatile variable, which a loop may read until another thread has written it.
+// A volatile variable: a loop may read it until another thread writes it.
 #define VOLATILE_HOOKS(size)                                                                     \
     void __tsan_volatile_read##size(void* a) {                                                   \
         touch<false>(a, size, true, PLACE);                                                      \
@@ -650,7 +649,7 @@ void __tsan_func_exit() {}
 void __tsan_vptr_update(void**, void*) {}
 void __tsan_vptr_read(void**) {}
 
-// What the linker has calls of the C library's functions come to (--wrap).
+// Replacements of the C library's functions, by the linker (--wrap).
 #define COPY(name)                                                                               \
     __attribute__((visibility("default"))) void* __wrap_##name(void* to, const void* from, size_t size) { \
         if (!worker && size) {                                                                   \

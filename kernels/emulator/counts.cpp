@@ -1,4 +1,4 @@
-// Counts what a GPU's warps would do, of lanes that run in step: Worker::run_in_step has the order.
+// Counts a GPU's work for lanes that run in step; Worker::run_in_step defines the order.
 
 #include "counts.h"
 
@@ -26,7 +26,7 @@ All& all() {
     return found;
 }
 
-// Different numbers among those that are added; there are at most 64.
+// Distinct values among at most 64.
 class Distinct {
 public:
     bool add(uintptr_t number) {
@@ -41,8 +41,8 @@ private:
     uintptr_t numbers_[4 * 32];
 };
 
-// A bank gives one word of 4 bytes in a pass, to all lanes that ask for it. Lanes that ask for 8
-// bytes are served in two halves of the warp, those that ask for 16 in four quarters.
+// A bank serves one word of 4 bytes in a pass, for all lanes that read it. Accesses of 8 bytes take
+// one pass for each half of the warp, accesses of 16 bytes one for each quarter.
 struct Passes {
     uint64_t all = 0, repeats = 0;
 
@@ -67,7 +67,7 @@ struct Passes {
 }  // namespace
 
 void Counts::access(Site site, What what, const void* address, size_t bytes) {
-    // Mostly the lane before has done the same.
+    // Usually the previous lane did the same.
     size_t i = next_;
     const auto fits = [&](const Access& each) {
         return each.site == site && each.what == what && !(each.lanes >> lane_ & 1);
@@ -150,7 +150,7 @@ void note_launch(const char* kernel, dim3 grid, dim3 block, size_t static_shared
     All& to = all();
     std::lock_guard<std::mutex> hold(to.lock);
     for (Launched& each : to.launches) {
-        // All but the count.
+        // All fields except the count.
         if (memcmp(&each, &own, offsetof(Launched, count))) continue;
         ++each.count;
         return;
@@ -165,7 +165,7 @@ using namespace ece408_emulator;
 
 #define EXPORTED extern "C" __attribute__((visibility("default")))
 
-// How many there are; as many as there is room for are copied. Each worker has its own counts.
+// Returns their number; copies as many as `to` has room for. Each worker has its own counts.
 EXPORTED int ece408_emulator_counts(Count* to, int room) {
     std::lock_guard<std::mutex> hold(all().lock);
     const int found = static_cast<int>(all().counts.size());

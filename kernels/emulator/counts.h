@@ -1,4 +1,4 @@
-// What warps do at each place of a kernel, for whoever asks afterwards.
+// Counts of the warps' work at each place of a kernel.
 #pragma once
 
 #include <cstddef>
@@ -13,26 +13,25 @@ namespace ece408_emulator {
 // ece408_op/backends/emulator/counts.py has the same numbers and the words for them.
 enum class What : int32_t { CODE, GLOBAL_LOAD, GLOBAL_STORE, SHARED_LOAD, SHARED_STORE, ATOMIC, BARRIER };
 
-// Of one place: how often a warp came there, with how many of its lanes, of how many that it has;
-// what its memory did for it: sectors of 32 bytes, or passes over shared memory's banks, and how
-// many passes are repeats for bank conflicts.
+// Of one place: the executions by warps, their active lanes and existing lanes; sectors of 32 bytes
+// or passes over shared memory's banks; and the passes that bank conflicts repeat.
 struct Count {
     What what;
-    int32_t line;      // 0: where `place` says
-    const char* file;  // null: where `place` says
+    int32_t line;      // 0: `place` has the line
+    const char* file;  // null: `place` has the file
     uint64_t place;    // offset of the return address in the library
     uint64_t warps, lanes, possible_lanes, sectors, passes, conflicts;
     char kernel[96];
 };
 
-// A function's launches of one size.
+// The launches of a function with one size.
 struct Launched {
     char kernel[96];
     uint32_t grid[3], block[3];
     uint64_t static_shared, dynamic_shared, count;
 };
 
-// What one worker's warps do; the lanes of a step run the same code, one after the other.
+// Counts of one worker's warps; the lanes of a step run the same code, one after the other.
 class Counts {
 public:
     void begin_lane(uint32_t lane) {
@@ -41,10 +40,10 @@ public:
     }
     // An access of the current lane; `is_shared` memory is that of its block.
     void access(Site site, What what, const void* address, size_t bytes);
-    // All lanes of the step have run; they were `active` of those that `exist`.
+    // All lanes of the step have run; `active` of the `exist` lanes took part.
     void end_step(unsigned active, unsigned exist, Site code);
     void add_barrier(Place place, unsigned lanes, unsigned exist);
-    // Hand over what was counted of a kernel whose library lies there.
+    // Hands over the counts of a kernel in the library at this address.
     void give(const char* kernel, uintptr_t library);
 
 private:

@@ -1,4 +1,4 @@
-// The table of what the checks found: each kind at each place once, and how often.
+// The table of findings: each kind at each place once, with a count.
 
 #include "findings.h"
 
@@ -19,18 +19,18 @@
 namespace ece408_emulator {
 namespace {
 
-// So many places are told apart.
+// The maximum number of places.
 constexpr size_t MOST_FINDINGS = 256;
 
 struct Findings {
-    // By place and kind, in a table of which the first free entry is taken.
+    // A hash table by place and kind with open addressing.
     struct Known {
         std::atomic<uint64_t> key{0};
         std::atomic<Finding*> finding{nullptr};
     };
     static constexpr size_t TABLE = 1024;
 
-    // What outlasts the process, if it is in a file.
+    // Findings that outlast the process, if they are in a file.
     struct Kept {
         uint64_t count;
         Finding all[MOST_FINDINGS];
@@ -40,7 +40,7 @@ struct Findings {
     Kept* kept = &own;
     Known known[TABLE];
 
-    // The entry of a place and a kind, or the free one that is to be its own.
+    // The entry of a place and a kind, or the free entry for it.
     Known& find(uint64_t key) {
         for (size_t i = key * 0x9E3779B97F4A7C15u >> 54;; i = (i + 1) % TABLE) {
             const uint64_t found = known[i].key.load(std::memory_order_acquire);
@@ -160,7 +160,7 @@ using namespace ece408_emulator;
 
 #define EXPORTED extern "C" __attribute__((visibility("default")))
 
-// How many findings there are; as many as there is room for are copied.
+// Returns the number of findings; copies as many as `to` has room for.
 EXPORTED int ece408_emulator_findings(Finding* to, int room) {
     Findings& found = findings();
     std::lock_guard<std::mutex> hold(found.lock);
@@ -176,7 +176,7 @@ EXPORTED void ece408_emulator_forget_findings() {
     for (Findings::Known& each : found.known) each.key = 0, each.finding = nullptr;
 }
 
-// Have what is found from here on be in a file, too: for who asks when this process is no more.
+// Writes later findings to a file, too, for a reader after this process.
 EXPORTED void ece408_emulator_keep_findings(const char* path) {
     Findings& found = findings();
     std::lock_guard<std::mutex> hold(found.lock);

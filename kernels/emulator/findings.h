@@ -1,4 +1,4 @@
-// What the checks found, for whoever asks afterwards.
+// Findings of the checks.
 #pragma once
 
 #include <cstddef>
@@ -31,8 +31,8 @@ enum class Kind : int32_t {
     RACE_BETWEEN_STREAMS,
 };
 
-// A place in the source: a file's name and a line; or with line 0 the offset of a return address in
-// the library, and none if that is 0.
+// A place in the source: a file's name and a line; with line 0 the offset of a return address in
+// the library, or no place if that is 0.
 struct Spot {
     uint64_t offset;
     int32_t line;
@@ -44,8 +44,8 @@ struct Finding {
     Spot at, other;  // `other` is a race's earlier access
     uint32_t block[3], thread[3];
     uint64_t count;
-    uint64_t bytes;  // that were touched
-    char text[320];  // more about it; "{}" stands for `other`
+    uint64_t bytes;  // the accessed bytes
+    char text[320];  // details; "{}" stands for `other`
     char kernel[96];
 };
 
@@ -54,7 +54,7 @@ void note(Kind kind, Site site, size_t bytes, const char* format, ...)
     __attribute__((format(printf, 4, 5)));
 void note_pair(Kind kind, Site site, Site other, size_t bytes, const char* format, ...)
     __attribute__((format(printf, 5, 6)));
-// Whether this was found before at this place; then it is counted.
+// Counts a repeated finding at this place; false if it is new.
 bool is_known(Kind kind, const Site& site);
 
 }  // namespace ece408_emulator

@@ -13,7 +13,7 @@ using namespace ece408_emulator;
 
 namespace {
 
-// Of kernels' malloc and new: CUDA's default size, and what has been taken.
+// The heap of kernels' malloc and new: CUDA's default size, and its used bytes.
 constexpr size_t HEAP = 8 << 20, HEAP_GAP = 512;
 std::atomic<size_t> heap_taken{0};
 
@@ -39,7 +39,7 @@ void free_in_kernel(void* address, const void* place) {
 
 extern "C" {
 
-// Memory of the GPU where a kernel calls them, new and delete too.
+// Allocations in kernels, also new and delete, use the GPU's memory.
 #define ALLOCATE(name, plain)                                                                    \
     __attribute__((visibility("default"))) void* __wrap_##name(size_t size) {                     \
         return worker ? allocate_in_kernel(size) : plain(size);                                  \

@@ -29,7 +29,7 @@ namespace {
 constexpr size_t CONSTANT_BYTES = 64 << 10, PITCH = 512;
 constexpr const char* NAME = "emulated GPU";
 
-// The error, which cudaGetLastError returns next.
+// Returns the error, and keeps it for cudaGetLastError.
 cudaError_t said(int error) {
     Emulator& e = emulator();
     if (e.sticky) error = e.sticky;
@@ -49,7 +49,7 @@ cudaError_t said(int error) {
     return said(error);
 }
 
-// What an address is of, in words.
+// An address in words.
 struct Described {
     char text[64] = "memory of the host";
 
@@ -83,7 +83,7 @@ cudaError_t failed_symbol(const void* from, int error, const void* symbol, size_
                   has_name ? found.dli_sname : "a variable", room);
 }
 
-// Ranges of addresses that a program has asked for.
+// Ranges of addresses that a program has allocated or resolved.
 struct Ranges {
     std::mutex lock;
     std::map<uintptr_t, size_t> all;
@@ -104,19 +104,19 @@ struct Ranges {
     }
 };
 
-// The host's memory that the GPU reaches: copies of other memory are over when their calls return.
+// Page-locked host memory; copies of other memory complete before their calls return.
 Ranges& pinned() {
     static Ranges found;
     return found;
 }
 
-// Variables of the GPU whose addresses the host has.
+// Variables of the GPU with addresses on the host.
 Ranges& symbols() {
     static Ranges found;
     return found;
 }
 
-// Whether bytes are memory of the GPU; if they begin in it, all of them must be.
+// Whether bytes are in the GPU's memory; if the first is, all must be.
 bool is_device(const void* address) {
     return emulator().memory.holds(address, 0) || symbols().has(address);
 }
@@ -139,7 +139,7 @@ int bad_copy(const void* to, const void* from, size_t bytes, cudaMemcpyKind kind
     return INVALID_COPY_DIRECTION;
 }
 
-// Whether no such stream is there, which is noted.
+// Notes a missing stream; true if it is missing.
 bool is_lost(const void* place, cudaStream_t stream) {
     {
         const auto alone = emulator().alone();
@@ -268,7 +268,7 @@ cudaError_t cudaFree(void* address) {
 }
 
 cudaError_t cudaFreeHost(void* address) {
-    // Which waits for the GPU's work.
+    // It waits for the GPU's work.
     host_waits_for_all();
     pinned().remove(address);
     free(address);
@@ -415,7 +415,7 @@ cudaError_t cudaGetDevice(int* device) {
 
 cudaError_t cudaSetDevice(int device) { return said(device ? INVALID_DEVICE : SUCCESS); }
 
-// As an H100 has them, but for its memory.
+// The properties of an H100, except for its memory.
 cudaError_t cudaGetDeviceProperties(cudaDeviceProp* found, int device) {
     if (device) return said(INVALID_DEVICE);
     *found = {};
@@ -527,8 +527,8 @@ cudaError_t cudaEventElapsedTime(float* milliseconds, cudaEvent_t begin, cudaEve
     return said(SUCCESS);
 }
 
-// For the process that has loaded this library: on so many cores; in an order that a seed gives,
-// if `random`; with checks, if the kernel was compiled with them.
+// Configures this library for the process: the number of cores; a random order from a seed, if
+// `random`; checks, if the kernel was compiled with them.
 __attribute__((visibility("default"))) void ece408_emulator_set(int cores, int mode, int random,
                                                                 uint64_t seed) {
     // In the order of `library.Emulation`.

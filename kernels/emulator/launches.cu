@@ -1,4 +1,4 @@
-// A source whose launches are planned elsewhere, and what launches each of its functions.
+// A source with launches that are planned elsewhere, and a launcher for each of its functions.
 #include <cuda_runtime.h>
 
 #include ECE408_SOURCE

@@ -11,11 +11,11 @@ namespace ece408_emulator {
 namespace {
 
 constexpr size_t CHECKED_BYTES = size_t{1} << 30, UNCHECKED_BYTES = size_t{8} << 30;
-constexpr size_t ALIGNMENT = 256;  // as cudaMalloc
-// Left for the stacks of one core's threads and the tags of memory.
+constexpr size_t ALIGNMENT = 256;  // like cudaMalloc
+// Reserved for the stacks of one core's threads and the tags of memory.
 constexpr size_t SPARED = size_t{288} << 20;
 constexpr int MOST_SPARED = 4;
-// What Shadow takes at once.
+// The allocation unit of Shadow.
 constexpr size_t CHUNK = 2 << 20;
 
 size_t rounded(size_t bytes) { return (bytes + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT; }
@@ -39,7 +39,7 @@ void Memory::make(bool checked, int cores) {
         return;
     }
     size_t bytes = checked ? CHECKED_BYTES : UNCHECKED_BYTES;
-    // A process may have a bound on its addresses.
+    // A process may have a limit on its address space.
     const size_t others = std::min(std::max(cores, 1), MOST_SPARED) * SPARED;
     for (; bytes >= 1 << 20; bytes /= 2) {
         void* const spared = pages(others);
@@ -65,7 +65,7 @@ bool Memory::watch() {
         states_ = nullptr;
         return false;
     }
-    // What is in them is not known: kernels may have written it, which ran without checks.
+    // Their state is unknown: kernels without checks may have written them.
     for (const auto& [begin, each] : allocations_)
         memset(states_ + begin, each.freed ? FREED : WRITTEN, each.bytes);
     return true;
@@ -78,7 +78,7 @@ void* Memory::allocate(size_t bytes, size_t gap) {
     if (size_ && room <= size_ - GAP && begin <= size_ - GAP - room) {
         end_ = begin + room + gap;
     } else {
-        // All addresses have been used once: take those of a freed one that is large enough.
+        // All addresses have been used once: reuse those of a large enough freed allocation.
         auto found = allocations_.begin();
         while (found != allocations_.end() &&
                !(found->second.freed && rounded(found->second.bytes) >= room))

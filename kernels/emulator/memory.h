@@ -1,4 +1,4 @@
-// Memory of the emulated GPU, and what is known of each byte and word of it.
+// Memory of the emulated GPU, and the state of each byte and word.
 #pragma once
 
 #include <atomic>
@@ -11,18 +11,18 @@
 
 namespace ece408_emulator {
 
-// Of a byte; COMING: a copy to it has begun and was not waited for.
+// Of a byte; COMING: a copy to it has started without a wait.
 enum State : uint8_t { NO_MEMORY, NEVER_WRITTEN, WRITTEN, FREED, COMING };
 
-// Who touched a word: launch (8 bits), block (20), thread (12), and the thread's clock (24).
+// The accessor of a word: launch (8 bits), block (20), thread (12), and the thread's clock (24).
 using Tag = uint64_t;
 constexpr unsigned CLOCK_BITS = 24, THREAD_BITS = 12, BLOCK_BITS = 20;
 constexpr uint32_t CLOCKS = 1u << CLOCK_BITS, BLOCKS = 1u << BLOCK_BITS;
 constexpr uint32_t MANY_BLOCKS = BLOCKS - 1;
 constexpr unsigned LAUNCH_AT = CLOCK_BITS + THREAD_BITS + BLOCK_BITS;
-// In a thread's place: several of a block, or one by an atomic function.
+// Instead of a thread: several threads of a block, or one by an atomic function.
 constexpr uint32_t MANY_THREADS = 0xFFF, BY_ATOMIC = 0xFFE;
-// And, with the warp's number added, several lanes of one warp.
+// Plus the warp's number: several lanes of one warp.
 constexpr uint32_t SOME_LANES = 0x800;
 
 constexpr Tag tag(uint32_t launch, uint32_t block, uint32_t thread, uint32_t clock) {
@@ -34,7 +34,7 @@ constexpr uint32_t block_of(Tag t) { return t >> 36 & (BLOCKS - 1); }
 constexpr uint32_t thread_of(Tag t) { return t >> 24 & 0xFFF; }
 constexpr uint32_t clock_of(Tag t) { return t & (CLOCKS - 1); }
 
-// Plain loads and stores, though other cores may touch it.
+// Plain loads and stores, although other cores may access it.
 struct Word {
     std::atomic<Tag> value;
     operator Tag() const { return value.load(std::memory_order_relaxed); }
@@ -44,31 +44,31 @@ struct Word {
     }
 };
 
-// The last that wrote and the last that read a unit of memory, a word or a byte, and where. Blocks
-// on other cores change them, too.
+// The last writer and the last reader of a unit of memory, a word or a byte, and their places.
+// Blocks on other cores change them, too.
 struct alignas(32) Touched {
     Word written, read;
-    // Where the readers are lanes of one warp, which.
+    // The readers' lanes, if they are in one warp.
     std::atomic<uint32_t> lanes;
-    // As `where_id` numbers places.
+    // Places by the numbers of `where_id`.
     std::atomic<uint32_t> written_at, read_at;
     // Whether the last writer has written different values since others could have written.
     std::atomic<uint32_t> varied;
 };
 
-// Touched for a range of addresses, which takes memory only where something is touched: for each
-// word of 4 bytes, but for each byte of pages in which smaller parts are touched, too.
+// The tags of a range of addresses, allocated on the first access: one for each word of 4 bytes, or
+// for each byte in pages with accesses to smaller parts.
 class Shadow {
 public:
     static constexpr size_t PAGE = 4096;
-    // False where there are no addresses for it.
+    // False if the address space is exhausted.
     bool make(size_t bytes);
     explicit operator bool() const { return table_ != nullptr; }
     void forget();
-    // Of bytes that become another allocation's.
+    // Clears bytes that become another allocation's.
     void clear(size_t begin, size_t bytes);
 
-    // Call `each` with every unit of bytes that lie at an offset.
+    // Calls `each` with every unit of the bytes at an offset.
     template <class Each>
     [[gnu::always_inline]] void visit(size_t at, size_t size, const Each& each) {
         const uintptr_t page = table_[at / PAGE].load(std::memory_order_acquire);
@@ -95,7 +95,7 @@ private:
     uintptr_t make_page(size_t number, bool bytes);
     char* take(size_t bytes);
 
-    // By page: its units, and BYTES where they are bytes.
+    // By page: its units, and BYTES if they are bytes.
     std::atomic<uintptr_t>* table_ = nullptr;
     size_t pages_ = 0;
     std::mutex lock_;
@@ -103,27 +103,27 @@ private:
     size_t left_ = 0;
 };
 
-// Memory of zeros that takes room only where it is touched; null where there are no addresses.
+// Zeroed memory that the system allocates on the first access; null if the address space is
+// exhausted.
 void* pages(size_t bytes);
-// Ends the process for want of this many bytes. lab/check.py looks for the words that it prints.
+// Ends the process for lack of this many bytes. lab/check.py looks for the printed words.
 [[noreturn]] void no_memory(size_t bytes);
 
-// The GPU's memory: one range of addresses, in which allocations lie with gaps between.
+// The GPU's memory: one range of addresses, with gaps between allocations.
 class Memory {
 public:
-    // With `checked` there is a state for each byte, and who touched it. So many cores' stacks are
-    // left room for.
+    // With `checked`, each byte has a state and tags. Leaves room for the stacks of `cores` cores.
     void make(bool checked, int cores);
-    // Null where there is no room. `gap` bytes behind the allocation stay unused.
+    // Null without room. `gap` bytes after the allocation stay unused.
     void* allocate(size_t bytes, size_t gap = GAP);
-    // False for what is no allocation's first address.
+    // False unless it is an allocation's first address.
     bool free(void* address);
     void set_managed(void* address);
     void set_written(const void* address, size_t bytes);
     bool holds(const void* address, size_t bytes) const {
         return offset(address) < size_ && bytes <= size_ - offset(address);
     }
-    // Whether all of these bytes are one allocation's.
+    // Whether all of these bytes are in one allocation.
     bool is_allocated(const void* address, size_t bytes) const;
 
     size_t offset(const void* address) const {
@@ -139,16 +139,16 @@ public:
     struct Allocation {
         size_t bytes;
         bool freed;
-        // The host may touch it, too.
+        // The host may access it, too.
         bool managed = false;
     };
-    // The allocation that is the nearest to an address, and its offset; null if there is none.
+    // The allocation nearest to an address, and its offset; null without allocations.
     const Allocation* nearest(const void* address, size_t* begin) const;
 
 private:
-    // Between allocations, so that an index that is off by a row is not in the next one.
+    // Gap between allocations, so that an index that is off by a row does not reach the next one.
     static constexpr size_t GAP = 64 << 10;
-    // Have states from now on. False where there are no addresses for them.
+    // Starts to track states. False if the address space is exhausted.
     bool watch();
 
     char* base_ = nullptr;

@@ -1,5 +1,5 @@
-// Runs the blocks of a launch on the machine's cores, and each block's threads on stacks of their
-// own: a thread that waits, for its block or its warp, lets others of the block go on.
+// Runs the blocks of a launch on the machine's cores, and each block's threads on separate stacks:
+// a thread that waits for its block or its warp lets others of the block run.
 
 #include "runtime.h"
 
@@ -21,7 +21,7 @@
 
 __thread uint3 threadIdx, blockIdx, blockDim, gridDim;
 
-// Keeps what the caller must find again, and goes on where another stack was left.
+// Saves the callee-saved registers, and continues on another stack.
 extern "C" void ece408_emulator_switch(void** left, void* next);
 #if defined(__x86_64__)
 asm(R"(
@@ -58,8 +58,8 @@ __thread Worker* worker;
 namespace {
 
 constexpr size_t STACK = 256 << 10, STACK_GUARD = 4 << 10, MOST_THREADS = 1024;
-// After so many looks that found the same, a spinning thread lets others go on; if nothing has
-// changed after so many times and so long, nothing will.
+// After SPINS equal reads a spinning thread lets others run; after MOST_YIELDS yields and a time
+// without a change, it is a deadlock.
 constexpr uint32_t SPINS = 64, MOST_YIELDS = 200;
 constexpr std::chrono::milliseconds LONGEST_SPIN{500};
 
@@ -91,7 +91,7 @@ Fiber* Worker::idle_fiber() {
     fibers_.push_back(std::make_unique<Fiber>());
     Fiber* const made = fibers_.back().get();
     made->stack = reinterpret_cast<char*>(stacks_begin_) + (fibers_.size() - 1) * STACK;
-    // Who goes beyond its stack ends the process, not another thread's variables.
+    // A stack overflow ends the process, and does not overwrite another thread's variables.
     mprotect(made->stack, STACK_GUARD, PROT_NONE);
     void** top = reinterpret_cast<void**>(made->stack + STACK);
     *--top = nullptr;
@@ -151,7 +151,7 @@ void Worker::wait(Waits what, Place at) {
     place(thread);
 }
 
-// Others of the block go on before the current thread does.
+// Other threads of the block run before the current one continues.
 void Worker::yield() {
     if (next_ready_ >= MOST_THREADS) {
         ready_.erase(ready_.begin(), ready_.begin() + next_ready_);
@@ -189,7 +189,7 @@ void Worker::spins_on(Place at, const void* returns_to) {
     be_stuck(true);
     const bool before = all_stuck_;
     all_stuck_ = running_->stuck >= running_->workers;
-    // Another worker's last thread may have ended it after this one's last look.
+    // Another worker's last thread may have ended the wait after this one's last read.
     if (!all_stuck_ || !before) return;
     constexpr const char* TEXT = "waits for what no thread that can go on does";
     if (at.file)
@@ -309,8 +309,8 @@ void Worker::begin_code(const void* code, const void* frame) {
     end_step();
 }
 
-// Lanes that have parted meet again: those that come later in the code wait for those before them,
-// and callers for what they call.
+// Reconverges diverged lanes: lanes later in the code wait for earlier ones, and callers for
+// callees.
 bool Worker::step(uint32_t warp) {
     const uint32_t begin = warp * LANES, end = std::min(begin + LANES, count_);
     unsigned lanes = 0;
@@ -343,7 +343,7 @@ bool Worker::step(uint32_t warp) {
 }
 
 void Worker::run_in_step() {
-    // Warps that wait for each other without a barrier must all go on.
+    // Warps that wait for each other without a barrier must all make progress.
     constexpr int STEPS = 64;
     while (begun_ < count_) go_on(idle_fiber());
     while (ended_ < count_) {
@@ -417,7 +417,7 @@ void Worker::release_block() {
     if (emulator().settings.random) std::shuffle(ready_.begin(), ready_.end(), random_);
 }
 
-// The lanes of a warp that are threads which have not ended.
+// The lanes of a warp whose threads have not ended.
 unsigned Worker::existing(uint32_t warp) const {
     unsigned found = 0;
     for (uint32_t lane = 0; lane < LANES; ++lane) {
@@ -506,9 +506,9 @@ void* Worker::shared_at(size_t offset, size_t bytes) {
     return shared_ + offset;
 }
 
-// --- What translated kernels call.
+// --- Functions that translated kernels call.
 
-// Give a variable its offset in this launch; 0 where there is no room for it.
+// Gives a variable its offset in this launch; 0 without room.
 static uint64_t place_slot(Slot* slot, Running& running, size_t bytes, size_t alignment) {
     static std::mutex lock;
     std::lock_guard<std::mutex> hold(lock);
@@ -566,11 +566,11 @@ namespace {
 
 struct sigaction action_before;
 
-// A thread beyond its stack meets the guard before the next thread's: its launch ends, with the line of
-// its function.
+// A stack overflow hits the guard page before the next stack: the launch ends, with the line of the
+// function.
 void on_segv(int number, siginfo_t* info, void* context) {
     if (!worker || !worker->on_stack(reinterpret_cast<uintptr_t>(info->si_addr))) {
-        // The access is tried again.
+        // The access is retried.
         sigaction(number, &action_before, nullptr);
         return;
     }
@@ -580,7 +580,7 @@ void on_segv(int number, siginfo_t* info, void* context) {
     worker->stop(LAUNCH_FAILURE);
 }
 
-// For the signal, on this core's thread, while its CUDA threads run.
+// For the signal handler, on this core's thread, while its CUDA threads run.
 class SignalStack {
 public:
     SignalStack() {
@@ -672,7 +672,7 @@ void Launch::begin(const char* name, void (*thread)(void*), void* call) const {
         if (!made->is_ready) break;
         e.workers.push_back(std::move(made));
     }
-    // Fewer do where there is no room for more.
+    // Fewer workers run if there is no room for more.
     cores = std::min(cores, e.workers.size());
     if (!cores) no_memory(MOST_THREADS * STACK);
     running.workers = static_cast<int>(cores);

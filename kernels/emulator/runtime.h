@@ -1,4 +1,4 @@
-// Blocks and threads of the emulated GPU at work.
+// Running blocks and threads of the emulated GPU.
 #pragma once
 
 #include <atomic>
@@ -19,11 +19,11 @@
 namespace ece408_emulator {
 
 constexpr uint32_t LANES = 32;
-// Shared memory of a block: what CUDA gives at most, and gaps between the variables.
+// Shared memory of a block: CUDA's maximum, and gaps between the variables.
 constexpr size_t SHARED_REGION = 512 << 10, SHARED_GAP = 512, SHARED_ALIGNMENT = 128;
 constexpr size_t LARGEST_SHARED = 227 << 10, LARGEST_STATIC_SHARED = 48 << 10;
 
-// Threads of a block that have come to a barrier, and the sum of their predicates.
+// The number of a block's threads at a barrier, and the sum of their predicates.
 struct Arrived {
     int threads, sum;
 };
@@ -31,23 +31,22 @@ struct Arrived {
 struct Settings {
     int cores = 1;
     bool checked = true;
-    // What warps do is counted instead, and their lanes run in step.
+    // Counts the warps' work instead, with lanes in step.
     bool counted = false;
-    // Threads and blocks in an order that `seed` gives, one block after the other.
+    // Runs threads and blocks in an order from `seed`, one block after the other.
     bool random = false;
     uint64_t seed = 0;
 };
 
-// A stack on which CUDA threads run, one after the other unless one waits.
+// A stack for CUDA threads, one after the other unless one waits.
 struct Fiber {
     char* stack = nullptr;
-    void* top = nullptr;  // where it goes on
+    void* top = nullptr;  // where it continues
 };
 
 enum class Waits : uint8_t { NOT, FOR_BLOCK, FOR_WARP, FOR_ACTIVE, ENDED, NOT_BEGUN };
 
-// Into shared memory, that a thread has begun and not waited for, by the number of groups that it had
-// committed before.
+// A thread's pending copies to shared memory, by the number of groups that it had committed before.
 struct Copies {
     struct Copy {
         void* to;
@@ -62,54 +61,54 @@ struct Thread {
     Fiber* fiber;
     Place place;  // where it waits
     uint32_t clock;
-    // Of releases and acquisitions of the block by atomic functions: the number of this thread's
-    // last ones, and its clock at its last release. It has gone through a fence since.
+    // Releases and acquisitions of the block by atomic functions: the indices of this thread's last
+    // ones, and its clock at its last release. It has passed a fence since.
     uint32_t released_at, acquired_at, released;
     bool fenced;
     Copies copies;
     int predicate;
-    // In one of the warp's functions.
+    // The warp function that it is in.
     Warp what;
     unsigned mask;
     uint64_t value, result;
     int lane, width;
-    // Where its code goes on, and how much of its stack calls have taken there.
+    // Where its code continues, and the stack depth of its calls.
     uintptr_t code;
     size_t depth;
-    // What it has read again and again, so often, and how often it let others go on since a time.
+    // The address that it reads repeatedly, the number of reads, and of yields since a time.
     const void* spun_at;
     uint64_t spun_value;
     uint32_t spun, yields;
     std::chrono::steady_clock::time_point spins_since;
 };
 
-// A launch at work.
+// A running launch.
 struct Running {
     const char* name;
     dim3 grid, block;
     size_t dynamic_bytes;
     void (*thread)(void*);
     void* call;
-    // The addresses of the library that the kernel is in.
+    // The addresses of the kernel's library.
     uintptr_t library_begin, library_end;
     uint32_t number;
-    // As `Streams::begin` returns it.
+    // The result of `Streams::begin`.
     const std::atomic<uint8_t>* unordered;
     std::atomic<uint64_t> next_block{0};
-    // cudaError_t of what ended it.
+    // cudaError_t that ended it.
     std::atomic<int> error{0};
     std::atomic<size_t> shared_end{0}, static_bytes{0};
     size_t most_shared = LARGEST_STATIC_SHARED;
     std::vector<uint32_t> order;
-    // By block: it has gone through a fence; an atomic function of it has been seen after one.
+    // By block: it has passed a fence; one of its atomic functions was seen after a fence.
     std::unique_ptr<std::atomic<uint8_t>[]> released;
     std::atomic<bool> any_released{false};
-    // Workers that have not ended, and those of them whose threads have spun for long.
+    // Workers that have not ended, and workers whose threads have all spun for long.
     std::atomic<int> workers{1}, stuck{0};
 };
 
-// An access that is a mistake, or none: a write of what another thread has written, if it changes
-// that, and a read of what atomic functions have written, unless atomicCAS follows.
+// An access that may be a mistake: a write over another thread's write, if it changes the value, or
+// a read of an atomic function's result, unless atomicCAS follows.
 struct Suspect {
     const void* address = nullptr;
     size_t size;
@@ -120,18 +119,18 @@ struct Suspect {
     unsigned char old[16];
 };
 
-// A variable of a library: the addresses that it takes.
+// A variable of a library: its addresses.
 struct Variable {
     uintptr_t begin, end;
 };
 
-// What one core has for the blocks that it runs, one after the other.
+// The state of one core, which runs one block after the other.
 class Worker {
 public:
     Worker();
     ~Worker();
     Worker(const Worker&) = delete;
-    // False where it has no room.
+    // False without room.
     bool is_ready;
     void run(Running& running);
 
@@ -140,28 +139,28 @@ public:
     uint64_t together(Place place, Warp what, unsigned mask, uint64_t value, int lane, int width);
     void copy_values(const void* (&to)[LANES]) const;
     unsigned active_lanes(Place place);
-    // Before a piece of code without branches: let the warp's other lanes come there, too.
+    // Before a basic block: lets the warp's other lanes arrive, too.
     void begin_code(const void* code, const void* frame);
-    // What a loop may do that waits for another thread: a volatile read of these bytes, or an
-    // atomic function. If they stay as they are, others go on, and what no one ends is a deadlock.
+    // A step of a loop that waits for another thread: a volatile read of these bytes, or an atomic
+    // function. If they stay the same, others run; if no thread changes them, it is a deadlock.
     void spin(const void* address, size_t bytes, Place place, const void* returns_to);
-    // End the launch: nothing of it runs on. Does not return in a CUDA thread.
+    // Ends the launch: none of its threads continues. Does not return in a CUDA thread.
     [[noreturn]] void stop(int error);
 
-    // Of what the current thread does now.
+    // The tag of the current thread's accesses.
     Tag own_tag() const { return own_tag_; }
     // A word that many blocks of this launch have read.
     bool read_by_many_blocks(Tag tag) const { return tag >> (CLOCK_BITS + THREAD_BITS) == many_blocks_; }
-    // Whether the tag is of an operation that this launch may run beside.
+    // Whether the tag is of an operation that may overlap with this launch.
     bool on_other_stream(Tag before) const {
         return running_->unordered && running_->unordered[launch_of(before)].load(std::memory_order_relaxed);
     }
-    // Whether what the tag says comes before what the current thread does now; of a tag of
-    // SOME_LANES those lanes.
+    // Whether the tagged access comes before the current thread's next one; for a tag of
+    // SOME_LANES, whether those lanes' accesses do.
     bool ordered(Tag before, uint32_t lanes) const;
-    // Of lanes of the current warp those whose clock the current thread does not know.
+    // The lanes of the current warp whose clock the current thread does not know.
     uint32_t unordered(Tag before, uint32_t lanes) const;
-    // The current thread goes through a fence, or through an atomic function.
+    // The current thread passes a fence, or an atomic function.
     void fence() { threads_[current_].fenced = true; }
     void synchronize();
     uint32_t current() const { return current_; }
@@ -179,16 +178,16 @@ public:
     Shadow shared_touched;
     bool acquired = false;
     Copies& copies() { return threads_[current_].copies; }
-    // What the current thread's next access, or its end, decides; `unsettled`: `written` is one.
+    // Decided by the current thread's next access, or its end; `unsettled`: `written` is pending.
     Suspect written, read;
     bool unsettled = false;
-    // Within atomicCAS.
+    // Inside atomicCAS.
     bool compares = false;
     Place last_place{nullptr, 0};
     uint32_t last_place_id = 0;
     // Null unless warps are counted.
     std::unique_ptr<Counts> counts;
-    // The one of the library's that was touched last.
+    // The library's last accessed variable.
     Variable variable{0, 0};
 
 private:
@@ -223,13 +222,13 @@ private:
     std::vector<Thread> threads_;
     std::vector<uint32_t> order_, ready_;
     size_t next_ready_ = 0;
-    // By warp, lane and other lane: the other's clock as far as the lane knows it.
+    // By warp, lane and other lane: the lane's knowledge of the other's clock.
     std::vector<uint32_t> known_;
     bool warps_used_ = false;
     bool knows(uint32_t thread, uint32_t clock) const;
     // By thread: its value of the last GATHER.
     std::vector<uint64_t> gathered_;
-    // Where the shared memory ends that any block of this worker has had.
+    // The end of the largest shared memory of this worker's blocks.
     size_t shared_end_ = 0;
     std::vector<std::unique_ptr<Fiber>> fibers_;
     std::vector<Fiber*> idle_;
@@ -242,17 +241,17 @@ private:
     std::mt19937_64 random_;
 };
 
-// The one that runs on this core's thread; null outside of kernels.
+// The worker on this core's thread; null outside of kernels.
 extern __thread Worker* worker;
 
 // Before the worker's current thread waits, or ends.
 void settle(Worker& worker);
 void settle_read(Worker& worker);
 
-// The addresses of the loaded library that has this one; 0 and 0 if none has.
+// The address range of the loaded library that contains this address; 0 and 0 if none does.
 std::pair<uintptr_t, uintptr_t> library_of(const void* address);
 
-// Work of the host's on the GPU's memory, such as a copy: where streams may have it run beside others.
+// The host's work on the GPU's memory, such as a copy, which streams may run beside other work.
 class Transfer {
 public:
     Transfer(cudaStream_t stream, const void* place);
@@ -269,28 +268,28 @@ private:
 };
 
 struct Emulator {
-    // Of a launch: one runs at a time.
+    // For launches, one at a time.
     std::mutex running;
     Settings settings;
     Memory memory;
-    // cudaError_t: of the last call, and one that stays, as after an illegal address.
+    // cudaError_t: of the last call, and a sticky one, such as after an illegal address.
     std::atomic<int> last{0}, sticky{0};
-    // The last one is of a cudaFree(), which does no harm.
+    // The last one is of a cudaFree(), which is harmless.
     std::atomic<bool> last_by_free{false};
-    // Of launches, and of copies where streams have them run beside launches.
+    // Counts launches, and copies that streams may run beside launches.
     uint32_t operations = 0;
     Streams streams;
-    // The number of the next operation. Tags have the last 8 bits only, which are 0 of what none has
-    // touched: when all of them are used up what has been touched is forgotten.
+    // The number of the next operation. Tags have the last 8 bits only; 0 means no access. When all
+    // numbers are used, all accesses are forgotten.
     uint32_t next_operation();
-    // No launch runs on, unless it is a kernel that calls what the host should.
+    // Excludes launches, unless it is called by a kernel, where only the host may call.
     std::unique_lock<std::mutex> alone() {
         return worker ? std::unique_lock<std::mutex>() : std::unique_lock<std::mutex>(running);
     }
     std::vector<std::unique_ptr<Worker>> workers;
-    // Of a block, as cudaFuncSetAttribute allows it: for any kernel.
+    // The maximum for a block, by cudaFuncSetAttribute for any kernel.
     size_t most_shared = LARGEST_STATIC_SHARED;
-    // Of all libraries those that are not constant, by address.
+    // The variables of all libraries, except constant ones, by address.
     std::vector<Variable> variables;
 };
 extern Emulator the_emulator;

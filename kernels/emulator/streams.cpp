@@ -27,7 +27,7 @@ cudaStream_t Streams::create(bool is_blocking) {
     are_several_ |= !is_blocking || streams_.size() > OF_THREAD + 1;
     auto found = std::find_if(streams_.begin(), streams_.end(), [](const Stream& s) { return !s.is_there; });
     if (found == streams_.end()) found = streams_.insert(found, Stream{});
-    // One that takes a destroyed one's place knows what that has done.
+    // A stream that replaces a destroyed one knows its work.
     found->is_there = true;
     found->is_blocking = is_blocking;
     return reinterpret_cast<cudaStream_t>(found - streams_.begin() + 1);

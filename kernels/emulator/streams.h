@@ -76,7 +76,7 @@ private:
 
     static size_t index_of(cudaStream_t stream);
     static void join(Clock& to, const Clock& from);
-    // What is over before the stream's next operation begins.
+    // The work that is complete before the stream's next operation begins.
     Clock& reached(size_t index);
 
     // The legacy default stream, that of a thread, and those that were created.

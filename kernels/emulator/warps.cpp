@@ -1,4 +1,4 @@
-// What lanes of a warp do together: votes, shuffles, and waiting for each other.
+// Warp functions: votes, shuffles, and waits of lanes for each other.
 
 #include <algorithm>
 #include <cstring>
@@ -28,14 +28,14 @@ uint64_t reduced(Warp what, uint64_t a, uint64_t b) {
 
 }  // namespace
 
-// Lanes that come to the same place before they wait for anything else are active together.
+// Lanes that reach the same place before any wait are active together.
 unsigned Worker::active_lanes(Place at) {
     ++at_active_;
     wait(Waits::FOR_ACTIVE, at);
     return threads_[current_].mask;
 }
 
-// All that can go on have: those of one warp and place go on together.
+// All lanes that could continue have: those of one warp and place continue together.
 void Worker::release_active() {
     const auto waits = [](const Thread& t) { return t.waits == Waits::FOR_ACTIVE; };
     const auto first = std::find_if(threads_.begin(), threads_.begin() + count_, waits);
@@ -79,8 +79,8 @@ uint64_t Worker::together(Place at, Warp what, unsigned mask, uint64_t value, in
     return own.result;
 }
 
-// If all lanes of the mask have come, they go on; the calling one by itself, others when it is
-// their turn.
+// If all lanes of the mask have arrived, they continue; the calling one at once, others at their
+// turn.
 void Worker::release_warp(uint32_t warp, unsigned mask) {
     const unsigned lanes = mask & existing(warp);
     const Thread* first = nullptr;
@@ -147,7 +147,7 @@ void Worker::answer(uint32_t warp, unsigned lanes) {
         for (uint32_t lane = 0; lane < LANES; ++lane)
             if (lanes >> lane & 1) gathered_[warp * LANES + lane] = all[lane].value;
     }
-    // Each lane now knows what the others knew.
+    // Each lane now knows the others' knowledge.
     if (known_.size() < threads_.size() * LANES) known_.resize(threads_.size() * LANES);
     warps_used_ = true;
     uint32_t most[LANES] = {}, clock = 0;
@@ -157,7 +157,7 @@ void Worker::answer(uint32_t warp, unsigned lanes) {
         for (uint32_t other = 0; other < LANES; ++other) most[other] = std::max(most[other], row[other]);
         clock = std::max(clock, all[lane].clock);
     }
-    // One clock for all of them, so that one tag can tell of several.
+    // A common clock, so that one tag can stand for several lanes.
     for (uint32_t lane = 0; lane < LANES; ++lane)
         if (lanes >> lane & 1) most[lane] = clock, all[lane].clock = clock + 1;
     for (uint32_t lane = 0; lane < LANES; ++lane)
@@ -170,7 +170,7 @@ void Worker::copy_values(const void* (&to)[LANES]) const {
         to[lane] = reinterpret_cast<const void*>(gathered_[first + lane]);
 }
 
-// After a thread has ended: what waits for its warp may have waited for it alone.
+// After the end of a thread: lanes of its warp may have waited for it alone.
 void Worker::try_warp_of(uint32_t thread) {
     if (!warps_used_ && ready_.empty() && ended_ == begun_) return;
     const uint32_t warp = thread / LANES;

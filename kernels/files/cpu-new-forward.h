@@ -1,5 +1,5 @@
-// Stands in for the header of this name in CPU kernel files of the course from 2020 on. Some terms
-// have a stride S as well.
+// Replaces the header of this name in CPU kernel files of the course from 2020 on. Some terms have
+// a stride S as well.
 #pragma once
 
 void conv_forward_cpu(float* output, const float* input, const float* mask, const int Batch,

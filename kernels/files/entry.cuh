@@ -1,5 +1,5 @@
-// What a compiled CUDA kernel file of the course exports. Each form's source includes the file and
-// defines `compute`.
+// The exports of a compiled CUDA kernel file of the course. Each form's source includes the file
+// and defines `compute`.
 #pragma once
 
 #include <chrono>
@@ -8,7 +8,7 @@
 
 #include "guarded.h"
 
-// Seconds of the parts of a call: the kernels, and what surrounds them (allocations, copies).
+// Seconds of the parts of a call: the kernels, and the rest (allocations, copies).
 struct ece408_file_seconds {
     double kernels, around;
 };
@@ -18,10 +18,10 @@ namespace ece408_file {
 void compute(const ece408_problem& p, const float* x, const float* w, float* y,
              ece408_file_seconds& seconds);
 
-// Have the file's kernels compute y from arrays on the GPU, and wait for them.
+// Runs the file's kernels on arrays on the GPU, and waits for them.
 void compute_on_gpu(const ece408_problem& p, const float* x, const float* w, float* y);
 
-// What to look at first after an error.
+// Advice after an error.
 inline const char* advice(cudaError_t status) {
     switch (status) {
         case cudaErrorInvalidValue:
@@ -49,14 +49,14 @@ inline void check(const char* what, cudaError_t status) {
                                  advice(status));
 }
 
-// Seconds that `part` takes with all the GPU's work that it leaves unfinished. Throws CUDA's errors.
+// The seconds of `part` and of its unfinished work on the GPU. Throws CUDA's errors.
 template <class Part>
 double timed(const char* what, Part part) {
     const auto begin = std::chrono::steady_clock::now();
     part();
     cudaError_t last = cudaGetLastError();
 #ifdef ECE408_EMULATED
-    // It is told with its line, and nothing depends on it.
+    // It is reported with its line, and is harmless.
     if (ece408_emulator_last_by_free()) last = cudaSuccess;
 #endif
     check(what, cudaDeviceSynchronize());
@@ -66,8 +66,8 @@ double timed(const char* what, Part part) {
 
 }  // namespace ece408_file
 
-// Whether what the file allocates on the GPU is filled with NaN: whether memory that was never
-// written holds zeros is chance. The linker has the file's calls of cudaMalloc come here (--wrap).
+// Whether the file's allocations on the GPU are filled with NaN, as unwritten memory may happen to
+// hold zeros. The linker redirects the file's calls of cudaMalloc to this function (--wrap).
 static bool ece408_fills_allocations = false;
 
 extern "C" ECE408_EXPORT void ece408_file_fill_allocations(int fills) {
@@ -83,17 +83,17 @@ extern "C" cudaError_t __wrap_cudaMalloc(void** address, size_t nbytes) {
     const cudaError_t status = __real_cudaMalloc(address, nbytes);
     if (status != cudaSuccess || !ece408_fills_allocations) return status;
 #ifdef ECE408_EMULATED
-    // To the emulator's checks it stays memory that was never written.
+    // For the emulator's checks it stays unwritten memory.
     __real_memset(*address, 0xFF, nbytes);
     return status;
 #endif
     cudaMemset(*address, 0xFF, nbytes);
-    // The file's streams may not wait for the one that fills.
+    // The file's streams may not wait for the stream of the fill.
     return cudaStreamSynchronize(nullptr);
 }
 
-// `compute_on_gpu` for each of so many sets of x, w and y. In a loop here, the host takes a few
-// microseconds for each, always the same.
+// `compute_on_gpu` for each of several sets of x, w and y. This loop keeps the host's overhead at a
+// constant few microseconds for each.
 extern "C" ECE408_EXPORT int ece408_file_call_each(const ece408_problem* problem,
                                                    float* const* arrays, int sets) {
     return ece408_file::guarded([=] {
@@ -103,12 +103,13 @@ extern "C" ECE408_EXPORT int ece408_file_call_each(const ece408_problem* problem
     });
 }
 
-// Compute y; the form says where the arrays are. The GPU's context is current.
+// Computes y; the form defines whether the arrays are on the host or the GPU. The GPU's context is
+// current.
 extern "C" ECE408_EXPORT int ece408_file_forward(const ece408_problem* problem, const float* x,
                                                  const float* w, float* y,
                                                  ece408_file_seconds* seconds) {
     return ece408_file::guarded([=] {
-        // An error that a call before has left is not this one's.
+        // Clears an error of an earlier call.
         cudaGetLastError();
         *seconds = {};
         ece408_file::compute(*problem, x, w, y, *seconds);

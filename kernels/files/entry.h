@@ -1,5 +1,6 @@
-// What a compiled CPU kernel file exports: the interface of a forward kernel of kernels/cpu/api/ece408.h,
-// and a message. Each form's source includes the file and defines `compute`.
+// The exports of a compiled CPU kernel file: the interface of a forward kernel of
+// kernels/cpu/api/ece408.h, and a message. Each form's source includes the file and defines
+// `compute`.
 #pragma once
 
 #include "guarded.h"
@@ -12,7 +13,7 @@ namespace ece408_file {
 
 void compute(const ece408_problem& p, const float* x, const float* w, float* y);
 
-// The number of threads of the file's OpenMP loops, for the length of a scope.
+// Sets the number of threads of the file's OpenMP loops for a scope.
 class Threads {
 public:
 #ifdef _OPENMP

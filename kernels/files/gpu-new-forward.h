@@ -1,4 +1,4 @@
-// Stands in for the header of this name in CUDA kernel files of the course from 2020 on.
+// Replaces the header of this name in CUDA kernel files of the course from 2020 on.
 #pragma once
 
 #include <cmath>
@@ -15,15 +15,15 @@
 #define ECE408_STRIDE_PARAMETER
 #endif
 
-// The header of some terms has no const there.
+// The header of some terms lacks this const.
 #ifdef ECE408_PLAIN_OUTPUT
 #define ECE408_HOST_OUTPUT float*
 #else
 #define ECE408_HOST_OUTPUT const float*
 #endif
 
-// Fall 2020's had conv_forward_gpu alone, which takes arrays on the host and copies them itself. The
-// other methods are weak: their addresses are null where the file does not define them.
+// Fall 2020 had conv_forward_gpu alone, which takes arrays on the host and copies them itself. The
+// other methods are weak: their addresses are null unless the file defines them.
 class GPUInterface {
 public:
     void get_device_properties();

@@ -1,4 +1,4 @@
-// What a kernel file's code throws, kept as a message: no exception leaves a compiled file.
+// Keeps exceptions of a kernel file's code as messages: no exception leaves a compiled file.
 #pragma once
 
 #include <stdexcept>
@@ -15,7 +15,7 @@ std::string& message() {
 
 enum { FAILED = 4 };
 
-// ECE408_OK, or FAILED where `compute` throws.
+// ECE408_OK, or FAILED if `compute` throws.
 template <class Compute>
 int guarded(Compute compute) {
     try {
@@ -31,7 +31,7 @@ int guarded(Compute compute) {
 
 }  // namespace ece408_file
 
-// What the file's code threw in this thread's last call that returned FAILED.
+// The exception of the file's code in this thread's last call that returned FAILED.
 extern "C" ECE408_EXPORT const char* ece408_file_message(void) {
     return ece408_file::message().c_str();
 }

@@ -1,10 +1,11 @@
-// Compiled with MXNet's own headers, and as MXNet was: what they define must lie where it does there.
+// Compiled with MXNet's own headers and with MXNet's macros, so that structures have the same
+// layout.
 #define MSHADOW_USE_CBLAS 0
 #define MSHADOW_USE_CUDA 0
 #define MSHADOW_USE_MKL 0
 #define MSHADOW_USE_F16C 0
 #define MXNET_USE_CUDA 0
-// MXNet comes with oneDNN's headers if it was built with oneDNN.
+// MXNet's wheel includes oneDNN's headers if it was built with oneDNN.
 #if __has_include(<mkldnn.hpp>)
 #define MXNET_USE_MKLDNN 1
 #endif
@@ -16,7 +17,7 @@
 
 namespace {
 
-// `NDArray::ptr_` is private, but its name may be given to a template that is made explicitly.
+// `NDArray::ptr_` is private, but an explicit template instantiation may name it.
 template <auto ptr>
 struct Memory {
     friend bool is_lent(const mxnet::NDArray& array) { return (array.*ptr)->static_data; }

@@ -1,21 +1,21 @@
-// What MXNet's own headers say of arrays behind their handles and of its engine, and lib_api.h does not.
+// Properties of arrays and of the engine that MXNet's own headers have, but lib_api.h has not.
 #pragma once
 
 #include <cstddef>
 
 namespace ece408 {
 
-// How often MXNet has completed a write to the array of an NDArrayHandle. MXNet counts for all arrays
-// that share memory; while one of them is being written the count is not to be relied on.
+// The number of completed writes to the array of an NDArrayHandle. MXNet counts for all arrays in
+// the same memory; during a write, the count is not reliable.
 size_t writes_to(const void* handle);
 
-// Whether the array's memory is not MXNet's own: another library lent it, or processes share it. Whoever
-// else writes there is not counted. Views have their array's memory.
+// Whether another library lent the array's memory, or processes have it in common. MXNet does not
+// count their writes. Views have their array's memory.
 bool is_foreign(const void* handle);
 
-// Where MXNet keeps what it is asked of an array: the processor can fetch that of many at once. MXNet
-// itself asks for one after the other, each from three places of which one names the next. These may lie
-// elsewhere by then; that costs time only.
+// Addresses of the fields that MXNet reads for an array, so that the processor can fetch those of
+// many arrays at once. MXNet reads one array after the other, each by three dependent loads. An
+// outdated address costs time only.
 struct ArrayPlaces {
     const char* array = nullptr;
     const char* chunk = nullptr;
@@ -31,8 +31,8 @@ struct ArrayPlaces {
 
 ArrayPlaces places_of(const void* handle);
 
-// For MXNet's engine: the first CPU, a ContextHandle, and functions that are run at once where nothing
-// is to be waited for, an EngineFnPropertyHandle.
+// For MXNet's engine: the first CPU, a ContextHandle, and the property of functions that run at
+// once if they need not wait, an EngineFnPropertyHandle.
 const void* first_cpu();
 const void* run_at_once();
 

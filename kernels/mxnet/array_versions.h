@@ -1,4 +1,4 @@
-// Whether an array that a node takes has changed since the node's last call.
+// Detects that an input of a node has changed since the node's last call.
 #pragma once
 
 #include <mxnet/lib_api.h>
@@ -13,7 +13,7 @@
 
 namespace ece408 {
 
-// An array as Python is told of it.
+// An array's description for Python.
 inline ece408_array described(const mxnet::ext::MXTensor& array, uint64_t version) {
     const bool is_dense = array.stype == mxnet::ext::kDefaultStorage;
     ece408_array result{array.data_ptr, version, is_dense ? array.dtype : -1,
@@ -23,8 +23,8 @@ inline ece408_array described(const mxnet::ext::MXTensor& array, uint64_t versio
     return result;
 }
 
-// Of arrays up to this size a copy is kept: their contents are compared. MXNet takes the moving
-// averages of a node for written by each of its calls, so that their count of writes says nothing.
+// Arrays up to this size are copied, and their contents compared. MXNet counts each call of a node
+// as a write to its moving averages, so their count of writes is useless.
 constexpr size_t kMostKept = size_t{1} << 16;
 
 class ArrayVersions {
@@ -37,18 +37,19 @@ public:
         return ++last;
     }
 
-    // Equal for two calls only if the input's values are.
+    // Equal for two calls only if the input's values are equal.
     //
-    // MXNet counts the writes to an array. Another array could lie where this one was, and have as many
-    // writes, even while this one is alive: MXNet may have moved it into a layout of oneDNN's. So while
-    // a count is trusted, the input stays the same array; before another one, callers forget what they keep.
+    // MXNet counts the writes to an array. Another array could get its address and have the same
+    // count, even while this one is alive, because MXNet may move it into a layout of oneDNN's. So
+    // while a count is trusted, the input stays the same array; before another array, callers
+    // forget what they keep.
     uint64_t of(size_t input, const mxnet::ext::MXTensor& array, bool trusts_count = true) {
         const std::lock_guard<std::mutex> lock(mutex_);
         Seen& seen = seen_[input];
         const bool is_alike = seen.type == array.dtype && seen.shape == array.shape;
         const bool is_there = is_alike && seen.address == array.data_ptr;
         // Copies that MXNet makes of arrays in oneDNN's layouts, and arrays in other libraries'
-        // memory, have never been written to.
+        // memory, have no writes.
         const bool is_counted = trusts_count && array.verID != 0;
         if (is_there && is_counted && seen.writes == array.verID) return seen.version;
         seen.address = array.data_ptr;

@@ -1,13 +1,13 @@
-// The operator `ece408_batch_norm`: BatchNorm in training, by the batch's own averages, and what may
-// follow it, the sum with another array and relu, in one go, with its gradients. In float32, on
-// arrays (images, channels, ...) in plain layout, on which MXNet's own takes four times as long as on
-// oneDNN's blocked one.
+// The operator `ece408_batch_norm`: BatchNorm in training, by the batch's own averages, with an
+// optional sum with another array and relu, and its gradients. For float32 arrays (images,
+// channels, ...) in plain layout, for which MXNet's own operator takes four times as long as in
+// oneDNN's blocked layout.
 //
-// As MXNet's it moves the averages in the backward pass. For that MXNet must know that this pass
-// writes to inputs; but it asks a library's operator for the forward pass only. It registers the
-// backward pass as an operator of its own, named `_backward_` and the operator's name, and who
-// registers an operator of a name that there is already changes that one. So the backward pass is
-// registered here a second time, after the first, and says what it writes to.
+// Like MXNet's, it updates the moving averages in the backward pass. MXNet must therefore know that
+// this pass writes to inputs, but it asks a library's operator for the mutable inputs of the
+// forward pass only. It registers the backward pass as a separate operator with the prefix
+// `_backward_`, and a second registration of an operator changes the first. So this file registers
+// the backward pass again, with its mutable inputs.
 #include <algorithm>
 #include <cstdint>
 #include <cstdio>
@@ -59,7 +59,7 @@ MXReturnValue parse_forward(const Attributes& attributes, int* inputs, int* outp
     return MX_SUCCESS;
 }
 
-// It takes the gradients for the outputs, the inputs and the outputs.
+// Its inputs are the gradients for the outputs, the inputs, and the outputs.
 MXReturnValue parse_backward(const Attributes& attributes, int* inputs, int* outputs) {
     const MXReturnValue status = parse_forward(attributes, outputs, inputs);
     *inputs = 2 * *inputs + *outputs;
@@ -76,8 +76,8 @@ MXReturnValue infer_types(const Attributes&, Types* in, Types* out) {
     return MX_SUCCESS;
 }
 
-// Of `count` arrays from number `first` on, as the forward pass takes or gives them: the first one
-// and what is added are data, everything else has a number for each channel.
+// Sets the shapes of `count` arrays, from array `first` of the forward pass on: the first one and
+// the summand are data, all others have a number for each channel.
 void set_shapes(std::vector<Shape>* shapes, size_t first, size_t count, const Shape& data) {
     for (size_t i = 0; i < count; i++)
         (*shapes)[first + i] = i == 0 || i == kParameters ? data : Shape{data[1]};
@@ -131,7 +131,7 @@ MXReturnValue forward(const Attributes& attributes, std::vector<MXTensor>* in,
     const auto plan = plans().plan({});
     const float* const added = node.adds ? in->back().data<float>() : nullptr;
     float* const gamma = (*in)[1].data<float>();
-    // As MXNet's does.
+    // As MXNet's operator does.
     if (!node.scaled) std::fill_n(gamma, batch.channels, 1.f);
     return done(plans().others().batch_norm_forward(
         &batch, (*in)[0].data<float>(), added, gamma, (*in)[2].data<float>(),
@@ -139,7 +139,7 @@ MXReturnValue forward(const Attributes& attributes, std::vector<MXTensor>* in,
         plan->isa));
 }
 
-// The averages of the past, and this batch's.
+// Mixes the moving averages with this batch's.
 void move_averages(const BatchNorm& node, int64_t channels, const float* mean, const float* inverse,
                    float* moving_mean, float* moving_variance) {
     const float rest = 1 - node.momentum;
@@ -192,3 +192,16 @@ REGISTER_OP(_backward_ece408_batch_norm)
     .setForward(backward, "cpu");
 
 }  // namespace
+
+// In the place of lib_api's (setup.py), which allocates the numbers anew. MXNet asks whenever it lists a
+// graph's inputs, copies the numbers at once, and never frees them.
+int _opCallMutateInputs(mxnet::ext::mutateInputs_t mutate, const char* const* keys,
+                        const char* const* values, int count, int** numbers, int* size) {
+    thread_local std::vector<int> found;
+    Attributes attributes;
+    for (int i = 0; i < count; i++) attributes[keys[i]] = values[i];
+    const MXReturnValue status = mutate(attributes, &found);
+    *numbers = found.data();
+    *size = static_cast<int>(found.size());
+    return status;
+}

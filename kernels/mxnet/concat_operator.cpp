@@ -1,6 +1,6 @@
-// The operator `ece408_concat`: arrays (images, channels, ...) side by side along their channels,
-// and what `epilogue.h` has of what follows, in one go. In float32; what networks do between
-// convolutions whose arrays are in plain layout, where MXNet's own Concat and BatchNorm are slow.
+// The operator `ece408_concat`: concatenates float32 arrays (images, channels, ...) along their
+// channels, with the epilogue of `epilogue.h`. In plain layout MXNet's own Concat and BatchNorm are
+// slow.
 #include <cstdint>
 #include <cstring>
 #include <functional>
@@ -70,12 +70,12 @@ public:
         if (node_.epilogue.is_nothing() && lie_side_by_side(*in, y)) return MX_SUCCESS;
         ask_for_huge_pages(y, shape[0] * channels * pixels * int64_t{4});
         const int threads = ece408::plans().threads();
-        ece408::plans().share(threads, shape[0] * channels, [&](int64_t begin, int64_t end) {
+        ece408::plans().parallel_for(threads, shape[0] * channels, [&](int64_t begin, int64_t end) {
             for (int64_t plane = begin; plane < end; plane++) {
                 const float* const x = source(*in, plane / channels, plane % channels, pixels);
                 float* const to = y + plane * pixels;
                 if (!node_.epilogue.is_nothing())
-                    finish_plane(node_.epilogue, affine, plane % channels, pixels, x, nullptr, to);
+                    apply_to_plane(node_.epilogue, affine, plane % channels, pixels, x, nullptr, to);
                 else if (x != to)
                     std::memcpy(to, x, pixels * sizeof(float));
             }
@@ -84,7 +84,8 @@ public:
     }
 
 private:
-    // Whether there is nothing left to copy, as may be in a sequence, where some may lie there, too.
+    // Whether the inputs are already in the output, as a sequence may place them, so that nothing
+    // is copied.
     static bool lie_side_by_side(const std::vector<MXTensor>& in, const float* y) {
         for (const MXTensor& each : in) {
             if (each.data_ptr != y || each.shape[0] != 1) return false;

@@ -1,17 +1,17 @@
-// The operator `ece408_convolution` of MXNet's library interface: `ece408_conv` on the CPU, with its
-// gradients, and on MXNet's GPU arrays forward, without Python in its way. MXNet runs it on its own
+// The operator `ece408_convolution` of MXNet's library interface: `ece408_conv` on the CPU, with
+// its gradients, and forward on MXNet's GPU arrays, without Python. MXNet runs it on its own
 // thread, on arrays in plain layout.
 //
-// MXNet does not tell a library's operator whether a gradient is wanted, and whether it is to be
-// added to what the array holds. So a node's attribute says which gradients are computed, and a
-// graph in which one would be added does not get this operator.
+// MXNet does not tell a library's operator whether a gradient is wanted, or whether it is added to
+// the array's contents. So a node's attribute lists the gradients to compute, and a graph that adds
+// a gradient does not get this operator.
 //
-// What computes a call is asked of Python once for each layer, shape and type, and remembered
-// until the settings change; a call without an answer that is a kernel is handed to Python whole.
-// On a GPU the answer is launches, which are enqueued on MXNet's stream.
+// Python chooses the kernel once for each layer, shape and type; the choice is valid until the
+// settings change. If Python chooses no compiled kernel, it computes the call itself. On a GPU it
+// returns launches, which are enqueued on MXNet's stream.
 //
-// Of graphs that are only run, weights that are variables are packed once, and again when they have
-// changed (kept_weights.h).
+// In inference, weights that are variables are packed once, and again after changes
+// (kept_weights.h).
 #include <array>
 #include <cstdint>
 #include <cstdio>
@@ -34,13 +34,12 @@ using ece408::Plan;
 using ece408::plans;
 using mxnet::ext::OpResource;
 
-// What the attributes say: the layer as Python describes it, and of that the convolution but for its
-// data.
+// The attributes: the layer as Python describes it, and its convolution without the data's sizes.
 struct Layer {
     std::string description;
     int spatial = 2, bias = 0;
-    bool for_data = true, for_weight = true;  // the gradients that are wanted; the bias's with w's
-    std::string keeps;  // who owns the weights that are kept packed, if anybody
+    bool for_data = true, for_weight = true;  // the wanted gradients; the bias's with w's
+    std::string keeps;  // the owner of the packed weights, if any
     Epilogue epilogue;
     ece408_problem problem{};  // batch, channels, height and width are the data's
 
@@ -79,8 +78,7 @@ bool Layer::read(const Attributes& attributes) {
     return parse_epilogue(attributes, &epilogue);
 }
 
-// The layer's convolution of this data. One of one-dimensional data is a two-dimensional one on images of
-// height 1.
+// The layer's convolution of this data. One-dimensional data is images of height 1.
 template <typename Sizes>
 bool set_data(const Layer& layer, const Sizes& x, ece408_problem* problem) {
     if (x.size() != static_cast<size_t>(2 + layer.spatial)) return false;
@@ -115,7 +113,8 @@ class Convolution : public mxnet::ext::CustomStatefulOp {
 public:
     using Node = Layer;
 
-    // Python is asked here already: for a GPU it makes ready what the first call would wait for.
+    // Python chooses the kernel here already: on a GPU it prepares what the first call would wait
+    // for.
     Convolution(const Layer& layer, const std::vector<Shape>& shapes, const std::vector<int>& types,
                 const mxnet::ext::MXContext& context)
         : layer_(layer), kept_(ece408::kept_weights().find(layer.keeps)),
@@ -152,11 +151,11 @@ public:
             const MXReturnValue status = compute(p, call, *plan, arrays, resource);
             if (status != MX_SUCCESS) return status;
         }
-        finish(p, plan->threads, *affine, added, static_cast<float*>(arrays[3]));
+        run_epilogue(p, plan->threads, *affine, added, static_cast<float*>(arrays[3]));
         return MX_SUCCESS;
     }
 
-    // From the gradient for y, the inputs and y those for data, weight[, bias].
+    // From the gradient for y, the inputs and y: the gradients for data, weight[, bias].
     MXReturnValue Backward(std::vector<MXTensor>* in, std::vector<MXTensor>* out,
                            const OpResource& resource) override {
         ece408_problem p;
@@ -176,10 +175,10 @@ public:
     }
 
 private:
-    // As `ece408_compute` takes them.
+    // The argument of `ece408_compute`.
     using Arrays = std::array<void*, 4>;
 
-    // A call, and its plan while settings are these.
+    // A call, and its plan for the current settings.
     struct Planned {
         Call call;
         std::shared_ptr<const Plan> plan;
@@ -195,7 +194,7 @@ private:
         return {p.batch, p.channels, p.height, p.width};
     }
 
-    // Of the forward pass; that of the last one if it can be.
+    // Of the forward pass; the last plan if it still fits.
     const Planned& planned(const ece408_problem& p, int type) {
         const uint64_t settings = plans().generation();
         if (!last_.plan || last_.settings != settings || last_.call.type != type ||
@@ -216,13 +215,13 @@ private:
     static MXReturnValue compute(const ece408_problem& p, const Call& call, const Plan& plan,
                                  const Arrays& arrays, const OpResource& resource) {
         const bool on_cpu = call.gpu == ECE408_ON_CPU;
-        // A GPU is still at work when the call ends, unless it is waited for.
+        // A GPU may still be busy when the call ends.
         const bool is_timed = on_cpu || plans().logs();
         ece408::Times times;
         const bool is_done = on_cpu ? run_on_cpu(p, call, plan, arrays, &times)
                                     : run_on_gpu(plan, arrays, resource, is_timed ? &times : nullptr);
         if (is_done) return !is_timed || plans().report(call, plan, times) ? MX_SUCCESS : kRefused;
-        // Python also does what a kernel could not, so as to say why.
+        // Python also computes after a kernel's failure, to report the reason.
         return plans().compute(call, arrays.data()) ? MX_SUCCESS : kRefused;
     }
 
@@ -235,7 +234,7 @@ private:
         return status == ECE408_OK;
     }
 
-    // Without times it returns when everything is enqueued.
+    // Without op times it returns after enqueuing.
     static bool run_on_gpu(const Plan& plan, const Arrays& arrays, const OpResource& resource,
                            ece408::Times* times) {
         void* const stream = resource.get_cuda_stream();
@@ -247,13 +246,13 @@ private:
             (times ? run_timed(plan.launches, all, stream, times)
                    : enqueue(plan.launches, all, stream)))
             return true;
-        // Python computes on a stream of its own. What has failed on this one it meets itself.
+        // Python computes on its own stream, and meets this stream's failures itself.
         ece408::wait_for(stream);
         return false;
     }
 
-    // Memory on the GPU until the operator's end, in the order of its stream. MXNet throws if it has
-    // none; Python, which then computes, says so in words of its own.
+    // GPU memory until the operator's end, in stream order. Without memory MXNet throws; then
+    // Python computes, and reports the error.
     static void* memory(const OpResource& resource, int bytes) {
         if (bytes == 0) return nullptr;
         try {
@@ -278,7 +277,7 @@ private:
                plan.function == reinterpret_cast<void*>(plans().others().forward_f32);
     }
 
-    // Null where none are kept.
+    // Null if no weights are packed.
     std::shared_ptr<const float> packed_weights(const ece408_problem& p, const Plan& plan,
                                                 const std::vector<MXTensor>& in) const {
         if (!kept_ || !is_in_float32(plan)) return nullptr;
@@ -293,30 +292,30 @@ private:
         return std::make_shared<Affine>(::affine_of(layer_.epilogue, filters, in, first));
     }
 
-    // With weights that are kept, unless null, and what follows at once, unless null; false, and
-    // nothing done, if the kernel does not do that.
+    // With packed weights and an epilogue, unless null. Returns false, and does nothing, if the
+    // kernel has no such variant.
     static bool compute_packed(const ece408_problem& p, const Plan& plan, const Arrays& a,
-                               const float* packed, const ece408_epilogue* finish,
+                               const float* packed, const ece408_epilogue* epilogue,
                                ece408::Times* times) {
         if (!is_in_float32(plan)) return false;
         const auto start = ece408::Clock::now();
         const int status = plans().others().forward_packed(
             &p, static_cast<float*>(a[0]), static_cast<float*>(a[1]),
-            static_cast<float*>(a[2]), packed, finish, static_cast<float*>(a[3]), plan.threads,
+            static_cast<float*>(a[2]), packed, epilogue, static_cast<float*>(a[3]), plan.threads,
             plan.isa, plan.kernel);
         times->all = ece408::seconds_since(start);
         return status == ECE408_OK;
     }
 
     // In float32, on the CPU.
-    void finish(const ece408_problem& p, int threads, const Affine& affine, const float* added,
+    void run_epilogue(const ece408_problem& p, int threads, const Affine& affine, const float* added,
                 float* y) const {
         const ece408::Shape s = ece408::derive(p);
         const int64_t pixels = s.out_height * s.out_width;
-        plans().share(threads, s.batch * s.filters, [&](int64_t begin, int64_t end) {
+        plans().parallel_for(threads, s.batch * s.filters, [&](int64_t begin, int64_t end) {
             for (int64_t plane = begin; plane < end; plane++) {
                 const int64_t first = plane * pixels;
-                finish_plane(layer_.epilogue, affine, plane % s.filters, pixels, y + first,
+                apply_to_plane(layer_.epilogue, affine, plane % s.filters, pixels, y + first,
                              added ? added + first : nullptr, y + first);
             }
         });

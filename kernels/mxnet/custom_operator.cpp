@@ -1,4 +1,4 @@
-// What stands between MXNet and an operator written in Python.
+// Functions between MXNet and an operator written in Python.
 #include <mxnet/c_api.h>
 
 #include <cstddef>
@@ -16,16 +16,16 @@ using Function = int (*)(void);
 
 CustomOpPropCreator python_creator = nullptr;
 
-// MXNet keeps functions of all types as one.
+// MXNet stores functions of all types as one type.
 template <typename To, typename From>
 To as(From function) {
     return reinterpret_cast<To>(reinterpret_cast<void (*)()>(function));
 }
 
-// What Python has for one description of an operator, or one operator; every function of ours gets
-// it as its last argument, where Python has nothing.
+// Python's functions of one description of an operator, or of one operator. Each function of ours
+// gets it as its last argument; Python's own gets a context there.
 //
-// Python frees what `python` points to when it ends: read it within a call into Python only.
+// Python frees the target of `python` when it ends: read it only within a call into Python.
 struct Functions {
     MXCallbackList python;
     void* contexts[kCustomOpPropBackwardInferStorageType + 1];
@@ -40,10 +40,12 @@ struct Passed<NUMBER, int (*)(Arguments...)> {
     using Type = int (*)(Arguments...);
 
     static int call(Arguments... arguments) {
-        void* const context = std::get<sizeof...(Arguments) - 1>(std::make_tuple(arguments...));
-        const auto functions = static_cast<const Functions*>(context);
         const auto call = [=] {
-            return as<Type>(functions->python.callbacks[NUMBER])(arguments...);
+            auto given = std::make_tuple(arguments...);
+            auto& context = std::get<sizeof...(Arguments) - 1>(given);
+            const MXCallbackList& python = static_cast<const Functions*>(context)->python;
+            context = python.contexts[NUMBER];
+            return std::apply(as<Type>(python.callbacks[NUMBER]), given);
         };
         return std::is_same<Type, CustomOpFBFunc>::value ? run_python(call) : ask_python(call);
     }
@@ -56,12 +58,13 @@ Function passed() {
 
 int remove(void* context) {
     const auto functions = static_cast<Functions*>(context);
-    run_python([=] { return as<CustomOpDelFunc>(functions->python.callbacks[0])(nullptr); });
+    const MXCallbackList& python = functions->python;
+    run_python([&] { return as<CustomOpDelFunc>(python.callbacks[0])(python.contexts[0]); });
     delete functions;
     return 1;
 }
 
-// Puts our functions in the place of those that Python has made.
+// Replaces the functions that Python has made by ours.
 template <size_t COUNT>
 void stand_before(MXCallbackList* list, Function (&ours)[COUNT]) {
     const auto functions = new Functions{*list, {}};
@@ -100,7 +103,7 @@ int create(const char* type, int count, const char** keys, const char** values,
         passed<kCustomOpPropInferStorageType, CustomOpInferStorageTypeFunc>(),
         passed<kCustomOpPropBackwardInferStorageType, CustomOpBackwardInferStorageTypeFunc>(),
     };
-    // MXNet calls what it finds here even if the operator could not be made.
+    // MXNet calls this function even if the operator could not be made.
     static Function remove_nothing[] = {as<Function>(nothing)};
     static void* no_context[] = {nullptr};
     *made = {1, remove_nothing, no_context};

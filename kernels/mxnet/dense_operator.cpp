@@ -1,6 +1,6 @@
-// The operator `ece408_dense`: MXNet's FullyConnected of flattened images in float32, and bounds at once, as
-// relu and clip are. It is a convolution of images of one pixel with a kernel of one tap. MXNet's own takes
-// up to seven times as long.
+// The operator `ece408_dense`: MXNet's FullyConnected of flattened images in float32, with bounds
+// such as relu's or clip's. It is a convolution of one-pixel images with a kernel of one tap.
+// MXNet's own takes up to seven times as long.
 #include <cstdint>
 #include <cstdio>
 #include <vector>
@@ -61,7 +61,7 @@ public:
             0, plan->threads, plan->isa, ECE408_CHOSEN);
         if (status != ECE408_OK) return kRefused;
         if (!node_.epilogue.is_nothing())
-            finish_plane(node_.epilogue, {{1.f}, {0.f}}, 0, p.batch * p.filters, y, nullptr, y);
+            apply_to_plane(node_.epilogue, {{1.f}, {0.f}}, 0, p.batch * p.filters, y, nullptr, y);
         return MX_SUCCESS;
     }
 };

@@ -1,9 +1,9 @@
-// Calls of a sequence that is all of a graph, past MXNet's CachedOp. A CachedOp takes a tenth of a
-// millisecond to run a graph of one node, then wakes a thread of MXNet's, which computes it, and that one
-// wakes the caller: in all 0.3 ms, beside 2.1 that mobilenetv2_1.0 computes.
+// Calls of a sequence that is a whole graph, without MXNet's CachedOp. A CachedOp takes a tenth of
+// a millisecond for a graph of one node, then wakes a thread of MXNet's that computes the node,
+// which wakes the caller: 0.3 ms in all, beside 2.1 ms of work in mobilenetv2_1.0.
 //
 // MXNet's engine orders these calls among all others by the arrays that they read and write. An
-// asynchronous function that has nothing to wait for it runs in the thread that pushes it.
+// asynchronous function without dependencies runs in the pushing thread.
 #include <algorithm>
 #include <atomic>
 #include <cstdint>
@@ -30,12 +30,12 @@ void PyEval_RestoreThread(PyThreadState* state);
 
 namespace {
 
-// A call that needs more computes for so long that its caller may want to go on meanwhile.
+// A call with a larger workspace takes so long that its caller may want to continue meanwhile.
 constexpr size_t kMostBytes = size_t{32} << 20;
 // MXNet's number of the CPU.
 constexpr int kCpu = 1;
 
-// An array that the sequence is given: a call's data of this number, or a parameter.
+// An input of the sequence: the call's data of this number, or a parameter.
 struct Input {
     int number;
     void* parameter;
@@ -44,7 +44,7 @@ struct Input {
     bool is_data() const { return number >= 0; }
 };
 
-// This thread's kernels are helped by workers while one lives.
+// While one lives, workers help this thread's kernels.
 class OwnWorkers {
 public:
     OwnWorkers() { plans_.others().use_workers(plans_.threads()); }
@@ -59,8 +59,8 @@ class Calls : public std::enable_shared_from_this<Calls> {
 public:
     explicit Calls(const ece408_mxnet& mxnet) : mxnet_(mxnet) {}
 
-    // Makes the sequence, which is given `inputs` and last an array that it does not read; false if it
-    // cannot be called so.
+    // Makes the sequence, with `inputs` and an extra array that it does not read; false if it
+    // cannot be called in this way.
     bool start(const Attributes& attributes, std::vector<Input> inputs, void* unread, int outputs);
 
     // As ece408_direct_call.
@@ -72,7 +72,7 @@ private:
         size_t writes = 0;
     };
 
-    // A call that MXNet's engine has.
+    // A call in MXNet's engine.
     struct Task {
         std::shared_ptr<Calls> calls;
         std::vector<Place> in;
@@ -128,7 +128,7 @@ bool Calls::start(const Attributes& attributes, std::vector<Input> inputs, void*
 
 int Calls::call(void* const* data, void* const* held, void** results) {
     if (!is_usual(data) || !are_there(data)) return 0;
-    // OpenMP would count its threads once more for this one, beside those of MXNet's.
+    // OpenMP would start more threads for this one, beside those of MXNet's threads.
     const OwnWorkers workers;
     const auto arrays = held_->arrays();
     int status = 0;
@@ -139,23 +139,23 @@ int Calls::call(void* const* data, void* const* held, void** results) {
     return is_ready && push(reads, results, std::move(task)) == 0 ? 1 : -1;
 }
 
-// Where what the sequence is given lies by now.
+// The current addresses of the sequence's inputs.
 bool Calls::take(void* const* data, Task* task, std::vector<void*>* reads) const {
     for (const ece408::ArrayPlaces& places : places_) places.fetch();
     for (const Input& input : inputs_) {
         void* const array = input.is_data() ? data[input.number] : input.parameter;
         Place place;
-        // Undoes a layout of oneDNN's.
+        // Converts from oneDNN's layouts.
         if (mxnet_.wait_to_read(array) != 0 || mxnet_.data(array, &place.data) != 0) return false;
         place.writes = ece408::writes_to(array);
         task->in.push_back(place);
         reads->push_back(array);
     }
-    task->in.push_back({});  // what it does not read
+    task->in.push_back({});  // the array that it does not read
     return true;
 }
 
-// The arrays that it is to give.
+// Makes the result arrays.
 bool Calls::make(void** results, Task* task) const {
     for (const Shape& shape : results_) {
         void* data = nullptr;
@@ -168,7 +168,7 @@ bool Calls::make(void** results, Task* task) const {
     return true;
 }
 
-// Whether it runs in inference, and the data is as it was when the sequence was made.
+// Whether it runs in inference, and the data has the shapes for which the sequence was made.
 bool Calls::is_usual(void* const* data) const {
     bool records = true, trains = true;
     if (mxnet_.is_recording(&records) != 0 || mxnet_.is_training(&trains) != 0 || records || trains)
@@ -189,8 +189,8 @@ bool Calls::is_usual(const Input& input, void* array) const {
            Shape(sizes, sizes + std::max(dimensions, 0)) == input.shape;
 }
 
-// Whether nothing that is still to be written, and nothing that failed, is in the data: a function that
-// reads it would run at once.
+// Whether the data has no pending writes and no failures: a function that reads it would then run
+// at once.
 bool Calls::are_there(void* const* data) const {
     using Answer = std::atomic<bool>;
     const auto answer = std::make_shared<Answer>(false);
@@ -206,7 +206,7 @@ bool Calls::are_there(void* const* data) const {
     return status == 0 && *answer;
 }
 
-// Calls wait for each other: each writes to the array that none reads.
+// Calls wait for each other: each writes to the array that no call reads.
 int Calls::push(std::vector<void*> reads, void* const* results, std::unique_ptr<Task> task) {
     std::vector<void*> writes(results, results + results_.size());
     writes.push_back(unread_);
@@ -229,14 +229,14 @@ void Calls::compute(const Task& task) {
     const auto workspace = [](void* memory, int) { return memory; };
     const mxnet::ext::OpResource resource(workspace, static_cast<char*>(workspace_), nullptr,
                                           nullptr, nullptr, nullptr, nullptr, nullptr, nullptr);
-    // MXNet raises it where the results are waited for.
+    // MXNet raises it at the wait for the results.
     if (run_->Forward(&in_, &out_, resource) != MX_SUCCESS)
         throw std::runtime_error("ece408_sequence failed");
 }
 
 }  // namespace
 
-// What Python has of them.
+// Python's handle.
 struct ece408_direct {
     std::shared_ptr<Calls> calls;
 };

@@ -1,6 +1,6 @@
-// What follows a convolution and is done as it ends: a factor and an addend for each filter, as
-// MXNet's BatchNorm with moving averages is, the sum with another array, and bounds, as relu and
-// clip are. Then MXNet's Flatten, which is another shape.
+// The epilogue of a convolution: a factor and an addend for each filter, such as MXNet's BatchNorm
+// with moving averages, a sum with another array, and bounds, such as relu's and clip's. Then
+// MXNet's Flatten, which changes the shape.
 #pragma once
 
 #include <cmath>
@@ -12,7 +12,7 @@ namespace ece408 {
 
 struct Epilogue {
     bool normalizes = false, scaled = false;  // scaled: by gamma, else by 1
-    bool is_kept = false;  // whether gamma and the others are variables of a graph that keeps weights
+    bool is_kept = false;  // gamma and the others are variables of a graph that keeps weights
     bool adds = false;
     bool is_flat = false;  // whether the output is (images, everything else)
     double epsilon = 0;
@@ -36,8 +36,8 @@ namespace {
 using ece408::Affine;
 using ece408::Epilogue;
 
-// The compiler also makes these functions for vectors of 8 numbers, and the loader chooses. AVX2 alone
-// has no fused products and sums: results are the same.
+// The compiler also makes these functions for vectors of 8 numbers, and the loader chooses. AVX2
+// without FMA does not fuse products and sums: results are the same.
 #if defined(__x86_64__)
 #define ECE408_WIDER __attribute__((target_clones("avx2", "default")))
 #else
@@ -63,9 +63,9 @@ inline float bounded(float value, float lowest, float highest) {
     return value > highest ? highest : value;
 }
 
-// One plane of `pixels` pixels: y from x, which may be the same, and what is added, unless null.
-// NaN stays NaN.
-ECE408_WIDER inline void finish_plane(const Epilogue& epilogue, const Affine& affine, int64_t filter,
+// One plane of `pixels` pixels: y from x, which may be the same array, and the summand, unless
+// null. NaN stays NaN.
+ECE408_WIDER inline void apply_to_plane(const Epilogue& epilogue, const Affine& affine, int64_t filter,
                          int64_t pixels, const float* x, const float* added, float* y) {
     const float factor = affine.factors[filter], addend = affine.addends[filter];
     const float lowest = epilogue.lowest, highest = epilogue.highest;

@@ -1,5 +1,5 @@
-// Copies of a sequence's small parameters, held from one call to the next, so that MXNet need not give
-// them to it: for the 267 of a MobileNet that takes half a millisecond in each call.
+// Copies of a sequence's small parameters, kept between calls, so that MXNet need not pass them:
+// for the 267 parameters of a MobileNet that takes half a millisecond in each call.
 #pragma once
 
 #include <atomic>
@@ -32,11 +32,11 @@ public:
 
     void* content(size_t place) { return arrays_[place].content.data(); }
 
-    // As MXNet counts writes; no other array has it.
+    // MXNet's count of writes; no other array has it.
     size_t version() const { return version_; }
 
-    // Whether the arrays of these handles have the values that they had in the call. Waits for writes to
-    // them. False as well if a write failed, which `*status` says.
+    // Whether the arrays of these handles still have the values of that call. Waits for writes to
+    // them. Also false if a write failed; then `*status` has the error.
     bool are_current(void* const* handles, const ece408_mxnet& functions, int* status) {
         const std::lock_guard<std::mutex> lock(mutex_);
         if (KeptWeights::are_shared) return false;
@@ -53,7 +53,8 @@ public:
 private:
     static constexpr size_t kOwn = size_t{1} << 63;
 
-    // MXNet takes moving averages for written by its own calls, and does not count what it does not know of.
+    // MXNet counts its own calls as writes to moving averages, and does not count writes that it
+    // does not see.
     static bool is_current(HeldArray* held, void* handle, const ece408_mxnet& functions,
                            int* status) {
         const size_t writes = writes_to(handle);
@@ -71,7 +72,7 @@ private:
     size_t version_;
 };
 
-// What an owner has of them.
+// The copies of one owner.
 class Held {
 public:
     void hold(std::shared_ptr<HeldArrays> arrays) {
@@ -91,7 +92,7 @@ private:
     std::shared_ptr<HeldArrays> arrays_;
 };
 
-// Of all sequences that hold theirs.
+// The copies of all sequences.
 Owners<Held>& held();
 
 }  // namespace ece408

@@ -1,5 +1,5 @@
-// A layer's weights as its kernel reads them, and the factors and addends of what follows it, made once and
-// kept from call to call until they change.
+// A layer's packed weights, and the factors and addends of its epilogue, kept between calls until
+// they change.
 #pragma once
 
 #include <mxnet/lib_api.h>
@@ -20,11 +20,11 @@ namespace ece408 {
 
 class KeptWeights {
 public:
-    // Whether arrays may be in memory that others write to, which MXNet does not count.
+    // Whether arrays may be in memory with writes that MXNet does not count.
     static inline std::atomic<bool> are_shared{false};
 
-    // For a call by `plan`, whose function is forward_f32; null if its kernel reads weights as they are,
-    // or cannot take these. `bias` may be null.
+    // For a call by `plan`, whose function is forward_f32; null if its kernel reads weights in
+    // place, or cannot take these. `bias` may be null.
     std::shared_ptr<const float> packed(const ece408_problem& problem, const Plan& plan,
                                         const mxnet::ext::MXTensor& weights,
                                         const mxnet::ext::MXTensor* bias) {
@@ -58,8 +58,8 @@ public:
 
     bool keeps() const { return keeps_ && !are_shared; }
 
-    // Discards everything that was made of weights; from now on it is kept or not. Call it before other
-    // arrays take the place of these, which may lie at the same addresses, with as many writes.
+    // Discards everything that was made from weights, and sets whether to keep it from now on. Call
+    // it before other arrays replace these: they may have the same addresses and counts of writes.
     void forget(bool keeps) {
         const std::lock_guard<std::mutex> lock(mutex_);
         keeps_ = keeps;
@@ -90,7 +90,7 @@ private:
 
     std::mutex mutex_;
     std::atomic<bool> keeps_{true};
-    ArrayVersions versions_{6};  // of weights, bias, and what the affine is made of
+    ArrayVersions versions_{6};  // of weights, bias, and the parameters of the affine
     ece408_problem problem_{};
     int isa_ = 0, kernel_ = 0;
     uint64_t of_weights_ = 0, of_bias_ = 0;
@@ -99,7 +99,7 @@ private:
     std::shared_ptr<const Affine> affine_;
 };
 
-// Of all nodes that keep theirs.
+// The packed weights of all nodes.
 Owners<KeptWeights>& kept_weights();
 
 }  // namespace ece408

@@ -1,6 +1,6 @@
-// CUDA kernels launched without Python: on the stream that MXNet gives an operator on a GPU, whose
-// context is current on MXNet's threads. What MXNet enqueues there later begins after them, and it
-// waits for the stream before it takes results as complete.
+// CUDA kernels launched without Python, on the stream that MXNet gives a GPU operator, whose
+// context is current on MXNet's threads. Later work of MXNet's on that stream starts after them,
+// and MXNet waits for the stream before it reports results as complete.
 #pragma once
 
 #include <algorithm>
@@ -12,7 +12,7 @@
 
 namespace ece408 {
 
-// The driver's functions, all null until Python has given them.
+// The driver's functions, null until Python has passed them.
 ece408_driver& driver();
 
 class Launch {
@@ -26,7 +26,7 @@ public:
         std::copy_n(given.block, 3, block_);
     }
 
-    // Enqueues it on arrays of these addresses; false if the driver refuses.
+    // Enqueues it with these array addresses; false if the driver refuses.
     bool enqueue(void* const* arrays, void* stream) const {
         std::vector<char> arguments = arguments_;
         for (const ece408_slot& slot : slots_)
@@ -51,7 +51,7 @@ inline bool enqueue(const std::vector<Launch>& launches, void* const* arrays, vo
                        [&](const Launch& launch) { return launch.enqueue(arrays, stream); });
 }
 
-// Waits for all that is on the stream; false if that failed, or some of it did.
+// Waits for all work on the stream; false if the wait or any of the work failed.
 inline bool wait_for(void* stream) {
     return driver().synchronize && driver().synchronize(stream) == 0;
 }
@@ -75,12 +75,12 @@ inline double seconds_since(Clock::time_point start) {
     return std::chrono::duration<double>(Clock::now() - start).count();
 }
 
-// How long a call took, and of that the kernels of a GPU, in seconds.
+// The duration of a call, and of its GPU kernels, in seconds.
 struct Times {
     double all = 0, gpu = 0;
 };
 
-// Runs launches when all that is on the stream has ended, and waits for them; false if any of it
+// Runs launches after all earlier work on the stream, and waits for them; false if any of it
 // failed.
 inline bool run_timed(const std::vector<Launch>& launches, void* const* arrays, void* stream,
                       Times* times) {

@@ -1,5 +1,5 @@
-// What the operators of this library have in common: MXNet's types, attributes, errors,
-// and how MXNet makes them.
+// Shared by the operators of this library: MXNet's types, attributes, errors, and the registration
+// of operators.
 #pragma once
 
 #include <mxnet/lib_api.h>
@@ -22,13 +22,13 @@ using mxnet::ext::MX_SUCCESS;
 using mxnet::ext::MXReturnValue;
 using mxnet::ext::MXTensor;
 
-// Without a message: lib_api's MX_ERROR_MSG keeps every text that it is given, and each later call
-// copies all of them for MXNet, which never frees the copies. After a refusal the operator written
-// in Python computes, or has already said why not.
+// Without a message: lib_api's MX_ERROR_MSG keeps every text, and each later call copies all of
+// them for MXNet, which never frees the copies. After a refusal the operator in Python computes, or
+// has already reported the reason.
 constexpr MXReturnValue kRefused = mxnet::ext::MX_FAIL;
 
-// Numbers that are not whole are written as their bits: printed ones are read by the rules of the
-// locale that the process has set, some of which have a comma for the point.
+// Fractions are written as their bits: decimal text would follow the process's locale, which may
+// have a decimal comma.
 template <typename To, typename From>
 To with_bits_of(From from) {
     static_assert(sizeof(To) == sizeof(From), "as many bits");
@@ -37,7 +37,7 @@ To with_bits_of(From from) {
     return value;
 }
 
-// Whether this process made the node; one that comes with a file may say anything.
+// Whether this process made the node; a node from a file may have any attributes.
 inline bool made_here(const Attributes& attributes) {
     const auto key = attributes.find("key");
     return key != attributes.end() && ece408::plans().made(key->second);
@@ -66,7 +66,7 @@ inline bool parse_epilogue(const Attributes& attributes, Epilogue* epilogue) {
     return true;
 }
 
-// Of gamma, beta, mean and variance, the inputs from number `first` on, if there are any.
+// From gamma, beta, mean and variance, inputs `first` and later, if present.
 inline Affine affine_of(const Epilogue& epilogue, int64_t filters, std::vector<MXTensor>* in,
                         size_t first) {
     const float* parameters[4] = {};
@@ -78,7 +78,7 @@ inline Affine affine_of(const Epilogue& epilogue, int64_t filters, std::vector<M
 // MXNet's number for a type that is not known yet; float32, float64 and float16 are 0 to 2.
 constexpr int kUnknownType = -1;
 
-// More than MXNet's arrays can have, such as the sizes that it does not know yet.
+// Larger sizes than MXNet's arrays can have stand for unknown ones.
 inline bool is_size(int64_t size) { return size > 0 && size <= INT32_MAX; }
 
 inline bool are_sizes(const Shape& shape) {
@@ -87,7 +87,7 @@ inline bool are_sizes(const Shape& shape) {
     return true;
 }
 
-// The shape as MXNet's Flatten makes it; false if it is too large for that.
+// The shape of MXNet's Flatten; false if it is too large for that.
 inline bool flatten(Shape* shape) {
     int64_t rest = 1;
     for (size_t i = 1; i < shape->size(); i++) {
@@ -98,9 +98,9 @@ inline bool flatten(Shape* shape) {
     return true;
 }
 
-// A Node is what an operator's attributes say: it can `read` them, and then knows how many
-// `inputs` there are, whether they must be of `only_float32`, and how to `infer` their shapes, which
-// it completes, and that of the output; it refuses those that do not fit.
+// A Node has an operator's attributes: it can `read` them, and then knows its number of `inputs`,
+// whether they must be of `only_float32`, and how to `infer` shapes: it completes the inputs' and
+// sets the output's, or refuses them.
 template <typename Node>
 bool read(const Attributes& attributes, Node* node) {
     return made_here(attributes) && node->read(attributes);
@@ -148,7 +148,7 @@ MXReturnValue infer_shapes(const Attributes& attributes, std::vector<Shape>* in,
     return read(attributes, &node) && are_shapes(node, in, &(*out)[0]) ? MX_SUCCESS : kRefused;
 }
 
-// An operator of which a Node says all.
+// An operator that is described by a Node.
 template <typename NodeOf>
 class OfNode : public mxnet::ext::CustomStatefulOp {
 public:
@@ -162,8 +162,8 @@ protected:
     const Node node_;
 };
 
-// An Operator is made of its Node, its inputs' shapes and types, which are checked once more, and
-// where it is to run: from here on its arrays are taken to be as these say.
+// An Operator is made from its Node, its inputs' shapes and types, which are checked once more, and
+// its device: from then on its arrays must match.
 template <typename Operator>
 MXReturnValue create(const Attributes& attributes, const mxnet::ext::MXContext& context,
                      const std::vector<Shape>& shapes, const std::vector<int> types,

@@ -1,6 +1,6 @@
-// The operator `ece408_network`: a part of a graph, or all of it, as one node. MXNet makes such a node
-// hold the part as a graph inside it, from which it infers shapes and types itself; Python makes a
-// network of that graph, and computes it on the GPU.
+// The operator `ece408_network`: all or part of a graph as one node. The node holds the part as a
+// subgraph, from which MXNet infers shapes and types; Python makes a network from it, and computes
+// it on the GPU.
 #include <cstdint>
 #include <cstdio>
 #include <cstring>
@@ -24,7 +24,7 @@ ece408_network_open* open_network = nullptr;
 ece408_network_compute* compute_network = nullptr;
 ece408_network_close* close_network = nullptr;
 
-// A network that Python has made, and the versions of its parameters.
+// A network made by Python, and the versions of its parameters.
 class Network {
 public:
     // `inputs` has a character for each input.
@@ -81,7 +81,7 @@ public:
         return network_->compute(*in, *out) ? MX_SUCCESS : kRefused;
     }
 
-    // Graphs that hold such a node are not run where gradients are wanted.
+    // Graphs with such a node never run with gradients.
     MXReturnValue Backward(std::vector<MXTensor>*, std::vector<MXTensor>*,
                            const mxnet::ext::OpResource&) override {
         return kRefused;

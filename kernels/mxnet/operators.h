@@ -1,4 +1,4 @@
-// This library's own operators by their names, and what MXNet would make of them.
+// This library's operators by name, as MXNet would make them.
 #pragma once
 
 #include <memory>
@@ -20,7 +20,7 @@ inline const CustomOp* operator_named(const std::string& name) {
     return nullptr;
 }
 
-// Made for arrays of float32 of these shapes; null if it refuses.
+// Made for float32 arrays of these shapes; null if it refuses.
 inline std::unique_ptr<CustomStatefulOp> make_operator(const CustomOp& op,
                                                        const Attributes& attributes,
                                                        const mxnet::ext::MXContext& context,
@@ -34,7 +34,7 @@ inline std::unique_ptr<CustomStatefulOp> make_operator(const CustomOp& op,
     return std::unique_ptr<CustomStatefulOp>(made);
 }
 
-// Of an array that is somewhere else in each call.
+// An array whose address changes with each call.
 inline MXTensor tensor(const Shape& shape, const mxnet::ext::MXContext& context) {
     return MXTensor(nullptr, {shape.begin(), shape.end()}, mxnet::ext::kFloat32, 0, context);
 }

@@ -1,6 +1,6 @@
-// The operator `ece408_parameters`: takes the parameters of a network that Python runs itself, tells
-// Python where they are and whether they have changed, and computes nothing. MXNet calls it when all
-// that is to be written to them has been.
+// The operator `ece408_parameters`: takes the parameters of a network that Python runs itself, and
+// reports their addresses and changes to Python. It computes nothing. MXNet calls it after all
+// pending writes to them.
 #include <cstdint>
 #include <cstdio>
 #include <string>
@@ -15,10 +15,10 @@ namespace {
 
 ece408_parameters_seen* seen_by_python = nullptr;
 
-// What the attributes say.
+// The attributes.
 struct Parameters {
     int network = 0, count = 0;
-    std::string foreign;  // of each array whether it is in memory that is not MXNet's own: '1' or '0'
+    std::string foreign;  // for each array, '1' if its memory is not MXNet's own, else '0'
 
     bool read(const Attributes& attributes) {
         const auto found = attributes.find("network"), memory = attributes.find("foreign");

@@ -1,4 +1,4 @@
-// What MXNet calls when it has no array any more in memory that was lent to it.
+// The function that MXNet calls after its last array in lent memory is gone.
 #include <mxnet/lib_api.h>
 
 #include <atomic>
@@ -7,7 +7,7 @@
 
 namespace {
 
-// As DLPack has it.
+// DLPack's structure.
 struct ManagedTensor {
     DLTensor tensor;
     std::atomic<int>* busy;

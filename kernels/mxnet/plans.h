@@ -1,5 +1,5 @@
-// Which kernel computes a call, with how many threads: asked of Python once, until settings change.
-// And how long it took, which Python is told while op times are collected.
+// The kernel of a call and its number of threads, chosen by Python once, until settings change; and
+// the call's duration, which Python gets while op times are collected.
 #pragma once
 
 #include <array>
@@ -11,6 +11,7 @@
 #include <memory>
 #include <mutex>
 #include <string>
+#include <string_view>
 #include <tuple>
 #include <vector>
 
@@ -20,9 +21,9 @@
 
 namespace ece408 {
 
-// One layer, as its node's attribute describes it, in one direction on data of one type and size.
+// One layer, as described by its node's attribute, in one direction, for data of one type and size.
 struct Call {
-    std::string layer;
+    std::string layer;  // and, on a line of its own, its name
     int type = 0;
     int direction = ECE408_FORWARD;
     std::array<int64_t, 4> sizes{};  // batch, channels, height, width
@@ -30,9 +31,15 @@ struct Call {
     bool keeps = false;  // whether the layer's weights are kept packed
 
     const char* name() const { return layer.empty() ? nullptr : layer.c_str(); }
-    bool operator<(const Call& other) const {
-        return std::tie(sizes, type, direction, gpu, keeps, layer) <
-               std::tie(other.sizes, other.type, other.direction, other.gpu, other.keeps, other.layer);
+    // Layers that differ in name only have one plan: each new net of Gluon's has new names.
+    bool operator<(const Call& other) const { return key() < other.key(); }
+
+private:
+    using Sizes = std::array<int64_t, 4>;
+
+    std::tuple<const Sizes&, int, int, int, bool, std::string_view> key() const {
+        const std::string_view all = layer;
+        return {sizes, type, direction, gpu, keeps, all.substr(0, all.find('\n'))};
     }
 };
 
@@ -43,7 +50,7 @@ struct Plan : ece408_plan {
 };
 
 constexpr size_t kMostPlans = 4096;
-// The settings that choose among kernels; a change of any makes every plan void.
+// The settings that select kernels; a change of any invalidates all plans.
 constexpr const char* kVariables[] = {"ECE408_BACKEND",   "ECE408_GRADIENT_PRECISION",
                                       "ECE408_ISA",       "ECE408_KERNEL",
                                       "ECE408_PRECISION", "ECE408_THREADS"};
@@ -59,7 +66,7 @@ public:
         key_ = key;
     }
 
-    // Whether a node was made by this process: one that a file brings is refused.
+    // Whether this process made the node; nodes from files are refused.
     bool made(const std::string& key) const { return !key_.empty() && key == key_; }
 
     void forget() {
@@ -68,7 +75,7 @@ public:
         ++generation_;
     }
 
-    // Another number after each change of settings: until then plans hold.
+    // A number that changes with the settings; plans are valid while it stays the same.
     uint64_t generation() {
         const std::lock_guard<std::mutex> lock(mutex_);
         watch_environment();
@@ -101,7 +108,7 @@ public:
     // The functions of the kernels' library.
     const ece408_others& others() const { return others_; }
 
-    // Threads for what is no convolution.
+    // Threads for work other than convolutions.
     int threads() { return plan({})->threads; }
 
     bool compute(const Call& call, void* const* arrays) {
@@ -115,7 +122,8 @@ public:
 
     bool logs() const { return log_is_open_; }
 
-    // Tells Python how long a call took by a plan, if op times are collected; false if that failed.
+    // Reports the duration of a call by a plan to Python, if op times are collected; false if that
+    // failed.
     bool report(const Call& call, const Plan& plan, const Times& times) {
         return !log_is_open_ || run_python([&] {
             return report_(call.name(), call.direction, call.gpu, call.type, call.sizes.data(),
@@ -123,17 +131,17 @@ public:
         }) != 0;
     }
 
-    // Calls work(begin, end) for runs of `count` pieces, by the threads of the kernels.
+    // Calls work(begin, end) on ranges of `count` chunks, on the kernels' threads.
     template <class Work>
-    void share(int threads, int64_t count, const Work& work) const {
+    void parallel_for(int threads, int64_t count, const Work& work) const {
         const auto run = [](const void* all, int64_t begin, int64_t end, int) {
             (*static_cast<const Work*>(all))(begin, end);
         };
-        others_.share(threads, count, run, &work);
+        others_.parallel_for(threads, count, run, &work);
     }
 
-    // While one lives, the settings are for its thread what they were when it began: to read the
-    // environment for each layer takes longer than some layers.
+    // While one lives, its thread sees the settings of the start: reading the environment for each
+    // layer takes longer than some layers.
     class Settled {
     public:
         explicit Settled(Plans* plans) : before_(settled_) {
@@ -174,7 +182,7 @@ private:
     std::string key_;
 };
 
-// The library's one.
+// The plans of the library.
 Plans& plans();
 
 }  // namespace ece408

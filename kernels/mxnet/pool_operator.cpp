@@ -1,7 +1,7 @@
-// The operator `ece408_pool`: the largest value or the average of windows of arrays (images,
-// channels, height, width) in float32, with the windows and borders of MXNet's Pooling, and its
-// gradient. On arrays in plain layout, as convolutions of this package leave them, MXNet's own takes
-// up to thirty times what it takes on oneDNN's blocked ones.
+// The operator `ece408_pool`: max and average pooling of float32 arrays (images, channels, height,
+// width), with the windows and borders of MXNet's Pooling, and its gradient. On arrays in plain
+// layout, as this package's convolutions write them, MXNet's own takes up to thirty times as long
+// as on oneDNN's blocked layouts.
 #include <algorithm>
 #include <cstdint>
 #include <vector>
@@ -12,7 +12,7 @@
 
 namespace {
 
-// Floats in the row that every thread has; MXNet's own operator pools wider arrays.
+// Floats of a thread's row; MXNet's own operator pools wider arrays.
 constexpr int64_t kMostReach = 1 << 24;
 
 struct Axis {
@@ -21,19 +21,19 @@ struct Axis {
 
 // One axis of one array: its pixels and windows.
 struct Windows : ece408_windows {
-    // There are windows, and none is all border, of which there is nothing to say.
+    // At least one window, and none in the border only, whose value would be undefined.
     bool all_meet() const { return count > 0 && (count - 1) * stride - pad < size; }
-    // Where a window begins and ends, the part of it that is on the array.
+    // The part of a window inside the array.
     int64_t begin(int64_t i) const { return std::max(i * stride - pad, int64_t{0}); }
     int64_t end(int64_t i) const { return std::min(i * stride - pad + kernel, size); }
-    // The windows whose element number n is on the array.
+    // The windows whose element n is inside the array.
     int64_t first_with(int64_t n) const { return n < pad ? (pad - n + stride - 1) / stride : 0; }
     int64_t last_with(int64_t n) const {
         return std::clamp((size + pad - n + stride - 1) / stride, int64_t{0}, count);
     }
-    // What the last window reaches, border included.
+    // The end of the last window, border included.
     int64_t reach() const { return std::max((count - 1) * stride + kernel, size + 2 * pad); }
-    // Its length, as far as the border, which counts or not.
+    // Its length, with or without the border.
     int64_t length(int64_t i, bool counts_border) const {
         const int64_t first = i * stride - pad;
         return counts_border ? std::min(first + kernel, size + pad) - first : end(i) - begin(i);
@@ -87,8 +87,8 @@ struct Pool {
     }
 };
 
-// One element of each of `count` windows, at x, `STRIDE` apart. If it is the window's largest, y, it
-// takes the window's gradient, which moves from `left` to dx, where elements are `TO` apart.
+// One element of each of `count` windows, at x, `STRIDE` apart. If it equals the window's largest,
+// y, it takes the window's gradient, which moves from `left` to dx, whose elements are `TO` apart.
 template <int64_t STRIDE, int64_t TO>
 ECE408_WIDER void give_largest(const float* __restrict x, const float* __restrict y, int64_t stride,
                                int64_t count, float* __restrict left, float* __restrict dx) {
@@ -101,7 +101,7 @@ ECE408_WIDER void give_largest(const float* __restrict x, const float* __restric
     }
 }
 
-// dx plus rows of its even and of its odd elements, from element number `first` of both on.
+// Adds rows of even and of odd elements to dx, from element `first` of both on.
 ECE408_WIDER void add_by_twos(const float* __restrict even, const float* __restrict odd,
                               int64_t first, int64_t count, float* __restrict dx) {
     if (first % 2 && count > 0) {
@@ -177,13 +177,13 @@ private:
         return lengths;
     }
 
-    // Calls work(plane, buffer, where `to` has it) by the threads of the kernels. A thread's buffer has
+    // Calls work(plane, buffer, address in `to`) on the kernels' threads. A thread's buffer has
     // room for three rows with their borders.
     template <class Work>
     static void each_plane(const Planes& planes, float* to, int64_t size, const Work& work) {
         ask_for_huge_pages(to, planes.count * size * int64_t{4});
         const int threads = ece408::plans().threads();
-        ece408::plans().share(threads, planes.count, [&](int64_t begin, int64_t end) {
+        ece408::plans().parallel_for(threads, planes.count, [&](int64_t begin, int64_t end) {
             std::vector<float> buffer(3 * planes.columns.reach() + 2);
             for (int64_t plane = begin; plane < end; plane++)
                 work(plane, buffer.data(), to + plane * size);
@@ -198,14 +198,14 @@ private:
         std::copy_n(dy, columns.count, buffer);
         for (int64_t r = first; r < planes.rows.end(i); r++)
             give_terms(columns, x + r * width, y, buffer, dx + r * width);
-        // Where no element equals y, because all are NaN or -inf, the first one takes it.
+        // If no element equals y, because all are NaN or -inf, the first one takes it.
         for (int64_t j = 0; j < columns.count; j++)
             if (buffer[j] != 0) dx[first * width + columns.begin(j)] += buffer[j];
     }
 
-    // Gives one row of elements what they take of the windows' gradients, the first `count` floats of
-    // the buffer: first the first element of every window, then the second one, and so on. With strides
-    // of 2, even and odd elements are in rows of their own, so that the compiler has vectors for them.
+    // Distributes the windows' gradients, the first `count` floats of the buffer, to one row of
+    // elements: first to the first element of every window, then to the second one, and so on. With
+    // stride 2, even and odd elements are in separate rows, so that the compiler vectorises.
     static void give_terms(const Windows& columns, const float* x, const float* y, float* buffer,
                            float* dx) {
         const int64_t stride = columns.stride, half = (columns.reach() + 1) / 2;

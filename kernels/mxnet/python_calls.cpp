@@ -15,7 +15,7 @@
 
 #include "callbacks.h"
 
-// Of Python's stable interface, without its header, so that one library serves every Python 3.
+// Python's stable interface, without its header, so that one library serves every Python 3.
 extern "C" {
 int PyErr_CheckSignals(void);
 void PyErr_Fetch(PyObject** type, PyObject** value, PyObject** traceback);
@@ -39,14 +39,14 @@ namespace {
 
 using Seconds = std::chrono::duration<double>;
 
-// At the end of the process: how long what is in flight may take, and what is left of it then.
+// At the end of the process: the time for work in flight, and for the rest of it afterwards.
 constexpr Seconds kPatience{1}, kLastPatience{0.5};
 constexpr std::chrono::milliseconds kGlance{1};
 
 std::atomic<bool> ended{false};
 std::atomic<int> calls{0};
 
-// What a signal's handler raised while MXNet called Python, which would have dropped it.
+// An exception of a signal's handler during a call from MXNet, which would have dropped it.
 struct Kept {
     PyObject *type = nullptr, *value = nullptr, *traceback = nullptr;
     pid_t process = 0;
@@ -57,7 +57,7 @@ void keep(PyObject* type, PyObject* value, PyObject* traceback) {
     kept = {type, value, traceback, getpid()};
 }
 
-// Calls on the main thread, one inside the other.
+// Nested calls on the main thread.
 int depth = 0;
 bool puts_off = false;
 struct sigaction python_handler;
@@ -65,13 +65,13 @@ std::atomic<bool> interrupted{false};
 
 void note_interrupt(int) { interrupted = true; }
 
-// Python calls it as soon as it can handle signals; what is raised comes out there.
+// Python calls it when it can next handle signals, and raises the exception.
 int raise_kept(void*) {
-    // Inside a call it would be lost once more; the call's end has it tried again.
+    // Inside a call it would be lost again; the end of the call retries.
     if (depth > 0 || kept.type == nullptr) return 0;
     const Kept raised = kept;
     kept = {};
-    // A child process has it from the parent, whom the signal was for.
+    // A child process inherits it from the parent, which the signal was for.
     if (raised.process != getpid()) return 0;
     PyErr_Restore(raised.type, raised.value, raised.traceback);
     return -1;
@@ -87,7 +87,7 @@ void put_off_signals() {
         noting.sa_flags = SA_RESTART | SA_ONSTACK;
         sigaction(SIGINT, &noting, nullptr);
     }
-    // Those that came before: Python would handle them as soon as it is called.
+    // Earlier signals: Python would handle them at its next call.
     if (PyErr_CheckSignals() != 0) {
         Kept raised;
         PyErr_Fetch(&raised.type, &raised.value, &raised.traceback);
@@ -100,14 +100,14 @@ void let_signals_through() {
     if (puts_off) {
         struct sigaction now;
         sigaction(SIGINT, nullptr, &now);
-        // A handler that ran meanwhile may have set another.
+        // A handler that ran meanwhile may have set another one.
         if (now.sa_handler == note_interrupt) sigaction(SIGINT, &python_handler, nullptr);
     }
     if (interrupted.exchange(false)) raise(SIGINT);
     if (kept.type != nullptr) Py_AddPendingCall(raise_kept, nullptr);
 }
 
-// Whether the work ends in time; if not it goes on, on a thread of its own.
+// Whether the work ends in time; otherwise it continues on its own thread.
 template <typename Work>
 bool ends_within(Seconds time, const Work& work) {
     auto task = std::make_shared<std::packaged_task<void()>>(work);
@@ -129,7 +129,7 @@ bool no_calls_within(Seconds time) {
     return true;
 }
 
-// In the place of everything else that ends a process: MXNet would wait for its threads, or abort.
+// Replaces the normal end of a process, in which MXNet would wait for its threads, or abort.
 void end_at_once(int status, void*) {
     std::fflush(nullptr);
     _exit(status);
@@ -137,7 +137,7 @@ void end_at_once(int status, void*) {
 
 }  // namespace
 
-// Python runs handlers of signals there only.
+// Python runs signal handlers on the main thread only.
 bool on_main_thread() { return syscall(SYS_gettid) == getpid(); }
 
 PythonCall::PythonCall() : on_main_thread_(on_main_thread()) {
@@ -209,8 +209,8 @@ int ece408_end(int (*wait_for_all)(void), int (*notify_shutdown)(void), int has_
     ends_within(kPatience, [=] { wait_for_all(); });
     ended = true;
     bool at_rest = no_calls_within(kLastPatience) && !has_others;
-    // While this thread holds Python's lock, no other gives MXNet work, which would hang after its
-    // shutdown.
+    // While this thread holds Python's lock, no other thread gives MXNet work, which would hang
+    // after its shutdown.
     const int lock = PyGILState_Ensure();
     at_rest = at_rest && ends_within(kLastPatience, [=] { wait_for_all(), notify_shutdown(); });
     PyGILState_Release(lock);

@@ -1,20 +1,20 @@
-// How this library, and MXNet through it, call Python: not halfway through a signal, which would be
-// lost there, and not once Python has ended.
+// Calls into Python by this library, and by MXNet through it: not during signal delivery, which
+// would lose the signal, and not after Python has ended.
 #pragma once
 
 #include <cxxabi.h>
 
 namespace ece408 {
 
-// One call into Python, for as long as this lives. On the main thread it holds Python's lock and
-// puts off SIGINT.
+// One call into Python, for its lifetime. On the main thread it holds Python's lock and delays
+// SIGINT.
 class PythonCall {
 public:
     PythonCall();
     ~PythonCall();
     PythonCall(const PythonCall&) = delete;
 
-    // Whether Python may be called: not when the process is about to end.
+    // Whether Python may be called: not at the end of the process.
     explicit operator bool() const { return allowed_; }
 
 private:
@@ -25,8 +25,8 @@ private:
 bool on_main_thread();
 [[noreturn]] void sleep_for_ever();
 
-// Runs what calls Python, on MXNet's threads, and returns its result; once Python has ended it
-// returns 1, success, since nothing reads results any more.
+// Runs a function that calls Python, on MXNet's threads, and returns its result; after Python has
+// ended, returns 1, success, since nothing reads results any more.
 template <typename Function>
 int run_python(const Function& function) {
     const PythonCall call;
@@ -34,13 +34,13 @@ int run_python(const Function& function) {
     try {
         return function();
     } catch (abi::__forced_unwind&) {
-        // Python has ended meanwhile, and ends each thread that comes back to it: MXNet's must not.
+        // Python has ended, and ends each thread that returns to it: MXNet's threads must not end.
         sleep_for_ever();
     }
 }
 
-// The same for the threads of MXNet's users, who want an answer: once Python has ended, 0 for none.
-// Python stops threads of its own then, and so does this; they would only complain.
+// The same for the threads of MXNet's users, who need an answer: 0 for none after Python has ended.
+// Python stops its own threads then, and so does this; they would only report errors.
 template <typename Function>
 int ask_python(const Function& function) {
     {

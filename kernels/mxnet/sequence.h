@@ -1,4 +1,4 @@
-// The operator `ece408_sequence` for whoever calls it without MXNet.
+// The operator `ece408_sequence` for callers without MXNet.
 #pragma once
 
 #include <mxnet/lib_api.h>
@@ -11,7 +11,7 @@ constexpr const char* kSequence = "ece408_sequence";
 
 class SequenceOperator : public mxnet::ext::CustomStatefulOp {
 public:
-    // Of memory that it asks its OpResource for in each call.
+    // Bytes that it requests from its OpResource in each call.
     virtual size_t workspace_bytes() const = 0;
 };
 

@@ -1,16 +1,17 @@
-// The operator `ece408_sequence`: several nodes of this library's operators as one node of MXNet's. They
-// compute one after the other, and what they hand on lies in one workspace. MXNet takes some microseconds
-// for each node of a library, beside what the node computes.
+// The operator `ece408_sequence`: several nodes of this library's operators as one node of MXNet's.
+// The nodes run in order, and their intermediate arrays are in one workspace. MXNet takes some
+// microseconds for each node of a library, beside the node's own work.
 //
-// The attribute "counts" says how many inputs and outputs there are: MXNet asks for these several times
-// in each call. "nodes" has words, each its length in bytes, ":" and the word: how many nodes; of each
-// its operator, its attributes (how many; keys and values) and what it takes (how many; numbers); and
-// what the sequence gives, numbers. Numbers count the inputs and then the nodes, each of which gives one
-// array.
+// The attribute "counts" has the numbers of inputs and outputs, which MXNet requests several times
+// in each call. "nodes" is a list of words, each with its length in bytes, ":" and its text: the
+// number of nodes; for each node its operator, its attributes (number; keys and values) and its
+// inputs (number; indices); and the outputs' indices. Indices count the inputs first and then the
+// nodes, each of which has one output.
 //
-// The attribute "holds" has an owner, and the numbers of inputs that are parameters: a call has the owner
-// hold them (held.h). A sequence that has "held" as well is given the others only, and last an array that it
-// does not read: who waits until nobody uses that array waits for every call of the sequence.
+// The attribute "holds" has an owner, and the indices of inputs that are parameters: a call lets
+// the owner hold copies of them (held.h). A sequence that also has "held" gets the other inputs
+// only, and an extra array that it does not read: a wait for that array waits for every call of the
+// sequence.
 #include <algorithm>
 #include <cstdint>
 #include <cstdio>
@@ -54,7 +55,7 @@ public:
         return is_read_ ? number : 0;
     }
 
-    // Of words that follow.
+    // A number of words that follow.
     size_t count() { return number(text_.size()); }
 
     std::vector<size_t> numbers(size_t count, size_t most) {
@@ -82,7 +83,7 @@ struct Member {
     Attributes attributes;
     std::vector<size_t> takes;
 
-    // Whether it lays arrays side by side and does nothing else.
+    // Whether it concatenates and does nothing else.
     bool is_concat() const {
         return std::strcmp(op->name, "ece408_concat") == 0 && !attributes.count("normalize") &&
                !attributes.count("bounds");
@@ -101,14 +102,14 @@ struct Sequence {
     bool read(const Attributes& attributes);
     bool read_held(const Attributes& attributes);
 
-    // How many arrays MXNet gives it.
+    // The number of arrays that MXNet passes.
     size_t given() const { return is_held ? inputs - holds.size() + 1 : inputs; }
 
     bool holds_array(size_t array) const {
         return std::binary_search(holds.begin(), holds.end(), array);
     }
 
-    // The inputs that it reads from what MXNet gives it.
+    // The inputs that it reads from MXNet's arrays.
     std::vector<size_t> reads() const {
         std::vector<size_t> found;
         for (size_t i = 0; i < inputs; i++)
@@ -116,7 +117,7 @@ struct Sequence {
         return found;
     }
 
-    // Of all inputs, from those of what is given.
+    // The shapes of all inputs, from those that MXNet passes.
     std::vector<Shape> of_inputs(const std::vector<Shape>& given) const {
         std::vector<Shape> all(inputs);
         size_t next = 0;
@@ -128,7 +129,7 @@ struct Sequence {
         return std::find(gives.begin(), gives.end(), array) != gives.end();
     }
 
-    // Of all arrays; completes those of the inputs.
+    // The shapes of all arrays; completes those of the inputs.
     bool infer(std::vector<Shape>* shapes) const;
 };
 
@@ -192,11 +193,11 @@ bool Sequence::infer(std::vector<Shape>* shapes) const {
     return true;
 }
 
-// Where each array lies that only the sequence itself uses. Of one image, arrays that are laid side by
-// side lie there from the start, so that nothing is left to copy.
+// Offsets of the arrays that only the sequence itself uses. For one image, inputs of a
+// concatenation are placed in its output from the start, so that nothing is copied.
 class Workspace {
 public:
-    // `array` itself, or the one that it is a part of, and where in it.
+    // `array` itself, or the array that contains it, and the offset.
     struct Place {
         size_t whole = 0, offset = 0;
     };
@@ -223,7 +224,7 @@ public:
         }
     }
 
-    // Where arrays begin.
+    // Alignment of arrays.
     static constexpr size_t kLine = 64;
 
 private:
@@ -238,8 +239,8 @@ private:
         return bytes;
     }
 
-    // Has what node m lays side by side lie there, as far as that lies nowhere else. Later nodes have
-    // been joined.
+    // Places the inputs of concatenation m in its output, unless they are already placed. Later
+    // nodes have been joined.
     void join(const Sequence& sequence, size_t m, const std::vector<Shape>& shapes) {
         const size_t array = sequence.inputs + m;
         if (shapes[array][0] != 1) return;
@@ -251,7 +252,7 @@ private:
         }
     }
 
-    // The lowest place that is free while node m computes.
+    // The lowest free offset while node m computes.
     void put(size_t m, size_t bytes, Span* own) {
         std::vector<Span> taken;
         for (const Span& each : spans_)
@@ -269,7 +270,7 @@ private:
     }
 
     std::vector<Place> places_;
-    std::vector<Span> spans_;  // of wholes
+    std::vector<Span> spans_;  // of arrays that no other array contains
     size_t bytes_ = 0;
 };
 
@@ -279,7 +280,7 @@ public:
         : sequence_(sequence), context_(context), reads_(sequence.reads()),
           sources_(sequence.inputs), held_(ece408::held().find(sequence.owner)) {}
 
-    // Makes the nodes' operators, for what it is given of these shapes.
+    // Makes the nodes' operators, for inputs of these shapes.
     bool start(const std::vector<Shape>& given) {
         const std::vector<Shape> inputs = sequence_.of_inputs(given);
         std::vector<Shape> all = inputs;
@@ -325,19 +326,19 @@ public:
     size_t workspace_bytes() const override { return workspace_.bytes() + Workspace::kLine; }
 
 private:
-    // A node's operator, and the arrays that it takes and gives.
+    // A node's operator, and its inputs and output.
     struct Step {
         std::unique_ptr<CustomStatefulOp> op;
         std::vector<MXTensor> in, out;
     };
 
-    // Where an input is, and how often it has been written to.
+    // The address of an input, and its count of writes.
     struct Source {
         void* data = nullptr;
         size_t writes = 0;
     };
 
-    // The inputs that are held; false if there are none.
+    // The held inputs; false if there are none.
     bool find_held() {
         const auto now = held_ ? held_->arrays() : nullptr;
         for (size_t place = 0; now && now != arrays_ && place < sequence_.holds.size(); place++)
@@ -356,7 +357,7 @@ private:
         held_->hold(std::make_shared<ece408::HeldArrays>(std::move(arrays)));
     }
 
-    // Of these inputs, and all that follow from them; false if they do not fit.
+    // From these inputs' shapes to all others; false if they do not fit.
     bool lay_out(std::vector<Shape> shapes) {
         if (!sequence_.infer(&shapes)) return false;
         const auto tensor = [&](size_t array) { return ece408::tensor(shapes[array], context_); };
@@ -378,8 +379,8 @@ private:
         return std::equal(shapes_.begin(), shapes_.end(), in.begin(), in.begin() + reads_.size(), same);
     }
 
-    // MXNet's memory, which it keeps for later calls; it gives at most 2 GiB. The nodes ask it for none
-    // themselves: that would move this one.
+    // MXNet's memory, which it keeps for later calls; at most 2 GiB. The nodes must not request
+    // any: that would move this workspace.
     char* workspace(const OpResource& resource, ece408::Buffer<char>* own) const {
         const size_t bytes = workspace_bytes();
         if (bytes > INT32_MAX) {

@@ -2,14 +2,9 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
-import math
-import os
-import statistics
 import tempfile
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,27 +14,21 @@ from ece408_op import settings
 from ece408_op.backends.network import Array, Network, Watched
 from ece408_op.bench import cpu_timer
 from ece408_op.bench.peers import process
-from ece408_op.bench.summary import summary
-from ece408_op.course import course_terms
-from ece408_op.course.dataset import fashion_data
-from ece408_op.errors import InvalidSetting
+from ece408_op.bench.results import OURS, Row, summary
+from ece408_op.errors import Ece408Error, InvalidSetting
 from ece408_op.files import markdown
-from ece408_op.operator.gpu_network import to_gpu
 from ece408_op.operator.loading import load_mxnet
 
 from . import zoo
+from .asked import Asked
 
-OURS = "ours"
-NETWORKS = (*zoo.NETWORKS, "resnet50_v1")
-# GluonCV's, and the height and width of the images that each takes.
-GLUONCV = {
-    "resnet50_v1d": (224, 224),
-    "resnest14": (224, 224),
-    "mobilenetv3_large": (224, 224),
-    "simple_pose_resnet18_v1b": (256, 192),
-    "fcn_resnet50_voc": (480, 480),
-}
-VARIANTS = ("NCHW float32", "NHWC float32", "NCHW tf32", "NHWC tf32")
+ABOUT = (
+    "Passes from the host to the host. `first s` is of the first pass, which compiles and loads "
+    "what is not in the cache; `kernels ms` is the sum of our kernels one by one; `error` is "
+    "beside MXNet's outputs on the CPU, as a share of the largest output."
+)
+_GLUONCV = "gluoncv/"
+_VARIANTS = ("NCHW float32", "NHWC float32", "NCHW tf32", "NHWC tf32")
 # Calls in which a network learns on how many GPUs it is fastest.
 _LEARNING = 12
 # Images whose results are compared with MXNet's on the CPU: the first and the last ones.
@@ -47,53 +36,20 @@ _CHECKED = 4
 # What outputs may differ from MXNet's on the CPU, of the largest.
 TOLERANCE = 1e-5
 
-
-class Peer(process.Peer):
-    """PyTorch with CUDA under another Python; torch_network.py says what to ask. Raises
-    `InvalidSetting` if that Python does not run or has no PyTorch."""
-
-    def __init__(self, python: str) -> None:
-        paths = ("PYTHONPATH", "LD_LIBRARY_PATH")
-        clean = {name: value for name, value in os.environ.items() if name not in paths}
-        remedy = "name a Python with PyTorch and CUDA as --peer-python, or leave it out: --no-peer"
-        super().__init__("torch_network.py", python, clean, remedy)
+Step = tuple[str, str, str, float]
 
 
-@dataclass(frozen=True)
-class Measured:
-    """A network: seconds of the first pass, which compiles and loads what is not in the cache,
-    samples in milliseconds by who computed, the errors of outputs beside MXNet's, and of our steps
-    on the GPU, one after the other, node, kernel, problem and milliseconds."""
+class Peer(process.GpuPeer):
+    """PyTorch with CUDA under another Python; torch_network.py says what to ask."""
 
-    name: str
-    batch: int
-    first_seconds: float
-    ms: dict[str, list[float]]
-    errors: dict[str, float]
-    steps: list[tuple[str, str, str, float]]
-    watched: Watched
-
-    def median(self, who: str) -> float:
-        return statistics.median(self.ms[who])
-
-    def best(self, precision: str) -> float:
-        """The peer's better layout, or NaN without it."""
-        found = [self.median(who) for who in self.ms if who.endswith(precision)]
-        return min(found, default=math.nan)
-
-    def error(self) -> float:
-        """The largest of ours."""
-        return max(each for who, each in self.errors.items() if who.startswith(OURS))
-
-    def gpu_ms(self) -> float:
-        """Of all our steps."""
-        return sum(ms for *_, ms in self.steps)
+    program = "torch_network.py"
 
 
-def _of_gluoncv(name: str) -> tuple[Any, Any]:
-    """A network of GluonCV with random weights, and two images for it. Raises `InvalidSetting` if
-    GluonCV is not there."""
+def _of_gluoncv(case: str) -> tuple[Any, Any]:
+    """A network of GluonCV, NAME@HEIGHTxWIDTH, with random weights, and two images for it. Raises
+    `InvalidSetting` if GluonCV is not there."""
     mx = load_mxnet()
+    name, _, size = case.partition("@")
     try:
         from gluoncv import model_zoo
     except ImportError as error:
@@ -110,7 +66,7 @@ def _of_gluoncv(name: str) -> tuple[Any, Any]:
     net.initialize(xavier)
     for parameter in net.collect_params(".*weight").values():
         parameter.initialize(xavier, force_reinit=True)
-    return net, mx.nd.random.uniform(-1, 1, shape=(2, 3, *GLUONCV[name]))
+    return net, mx.nd.random.uniform(-1, 1, shape=(2, 3, *map(int, size.split("x"))))
 
 
 class Ours:
@@ -118,7 +74,7 @@ class Ours:
 
     def __init__(self, name: str, batch: int) -> None:
         mx = load_mxnet()
-        self.net, x = _of_gluoncv(name) if name in GLUONCV else zoo.build(name, 2)
+        self.net, x = self._build(name)
         # Shapes that are not known before the first pass are then known.
         self._first(self.net(x)).wait_to_read()
         self.symbol = self._first(self.net(mx.sym.Variable("data")))
@@ -136,7 +92,7 @@ class Ours:
     def run(self) -> None:
         self.network.compute(self._inputs, self._outputs)
 
-    def steps(self) -> list[tuple[str, str, str, float]]:
+    def steps(self) -> list[Step]:
         return [
             (each.node, each.kernel, str(each.problem or ""), 1e3 * each.seconds)
             for each in self.network.measure(self._inputs, self._outputs)
@@ -156,6 +112,12 @@ class Ours:
         return self._first(self.net(mx.nd.array(self.arrays["data"][self.checked()]))).asnumpy()
 
     @staticmethod
+    def _build(name: str) -> tuple[Any, Any]:
+        if name.startswith(_GLUONCV):
+            return _of_gluoncv(name[len(_GLUONCV) :])
+        return zoo.build(name, 2)
+
+    @staticmethod
     def _first(outputs: Any) -> Any:
         return outputs[0] if isinstance(outputs, (list, tuple)) else outputs
 
@@ -164,17 +126,22 @@ def _array(values: np.ndarray) -> Array:
     return Array(values.ctypes.data, values.shape, str(values.dtype), 0)
 
 
-def measure(
-    name: str,
-    batch: int,
-    peer: Peer | None,
-    variants: list[str],
-    repeat: int,
-    tick: Callable[[], object],
-    shared: Sequence[str] = (),
-) -> Measured:
-    """Time a network and its twins in turns, also on each of these sets of GPUs, which share the
-    images; `tick` is called after each turn."""
+def rows(asked: Asked) -> Iterator[Row]:
+    """A row for each network and batch; one that cannot be measured is a failure."""
+    with asked.peer("torch", Peer) as peer:
+        for case in asked.cases:
+            for batch in asked.batches:
+                row: Row = {"case": case, "batch": batch}
+                try:
+                    row.update(measure(case, batch, peer, asked))
+                except Ece408Error as error:
+                    row["failure"] = str(error)
+                yield row
+
+
+def measure(name: str, batch: int, peer: Peer | None, asked: Asked) -> Row:
+    """Time a network and its twins in turns, also on each of the sets of GPUs, which share the
+    images."""
     ours = Ours(name, batch)
     first = cpu_timer.elapsed_ms(ours.run) / 1e3
     expected = ours.expected()
@@ -188,31 +155,34 @@ def measure(
             np.savez(files[1], **weights)  # type: ignore[arg-type]
             np.save(files[2], ours.arrays["data"])
             peer.ask(open=files[0], weights=files[1], x=files[2])
-            for variant in variants:
+            for variant in _VARIANTS:
                 peer.ask(run=variant, to=files[3], images=ours.checked().tolist())
-                errors[variant] = zoo.error(np.load(files[3]), expected)
-                calls[variant] = functools.partial(_pass, peer, variant)
-        for devices in shared:
-            who = _on(devices)
+                errors[f"torch {variant}"] = zoo.error(np.load(files[3]), expected)
+                calls[f"torch {variant}"] = functools.partial(_pass, peer, variant)
+        for devices in asked.devices:
+            who = f"{OURS} on GPUs {devices}"
             calls[who] = functools.partial(_elapsed_on, devices, ours)
             for _ in range(_LEARNING):
                 calls[who]()
             errors[who] = zoo.error(ours.y[ours.checked()], expected)
-        ms = cpu_timer.interleaved(
+        times = cpu_timer.interleaved(
             {who: functools.partial(_after_another, call) for who, call in calls.items()},
-            repeat,
-            tick,
+            asked.repeat,
         )
     errors[OURS] = max(errors[OURS], zoo.error(ours.y[ours.checked()], expected))
     # A few in a row, as they were timed.
     watched = [ours.watched() for _ in range(3)][-1]
     steps = ours.steps()
     ours.network.close()
-    return Measured(name, batch, first, ms, errors, steps, watched)
-
-
-def _on(devices: str) -> str:
-    return f"{OURS} on GPUs {devices}"
+    if asked.details:
+        print(f"{name}, batch {batch}\n\n{watched_table(watched)}\n\n{steps_table(steps)}\n")
+    worst = max(each for who, each in errors.items() if who.startswith(OURS))
+    wrong = {OURS: f"outputs are wrong: {errors}"} if worst > TOLERANCE else {}
+    return {
+        **{"first_s": first, "kernels_ms": sum(ms for *_, ms in steps), "error": worst},
+        "ms": {who: summary(samples) for who, samples in times.items()},
+        **{"errors": errors, **({"failures": wrong} if wrong else {})},
+    }
 
 
 def _elapsed_on(devices: str, ours: Ours) -> float:
@@ -220,7 +190,7 @@ def _elapsed_on(devices: str, ours: Ours) -> float:
         return cpu_timer.elapsed_ms(ours.run)
 
 
-def _after_another(call: Callable[[], float]) -> float:
+def _after_another(call: Any) -> float:
     """The time of a call of which another has just ended."""
     call()
     return call()
@@ -230,107 +200,17 @@ def _pass(peer: Peer, variant: str) -> float:
     return peer.ask(run=variant)["ms"]
 
 
-@dataclass(frozen=True)
-class Final:
-    """The pass of `final`, from pixels on the host to answers on the host: samples in milliseconds,
-    the first pass, which compiles and loads, and the accuracy."""
-
-    term: str
-    images: int
-    first_ms: float
-    ms: list[float]
-    accuracy: float
-
-    def line(self) -> str:
-        return (
-            f"`final` of {self.term}, {self.images} images, from pixels to answers: "
-            f"{statistics.median(self.ms):.2f} ms, the first time {self.first_ms:.0f}; "
-            f"accuracy {self.accuracy:.4f}."
-        )
-
-    def record(self) -> dict[str, Any]:
-        return {**dataclasses.asdict(self), "ms": summary(self.ms)}
-
-
-def final(term_name: str, repeat: int) -> Final:
-    """Time the network of a term's `final` on all test images."""
-    mx = load_mxnet()
-    term = course_terms.find_term(term_name)
-    images, labels = fashion_data.load("t10k", term.image_size)
-    held = course_terms.load_model(term, "ece408")
-    arrays = [
-        {name: array.astype("float32") for name, array in each.items()}
-        for each in (held.arg_params, held.aux_params)
-    ]
-    network = to_gpu(held.symbol, *arrays)
-    pixels = mx.nd.from_numpy(np.ascontiguousarray(images[:, None]))
-    answers = None
-
-    def call() -> None:
-        nonlocal answers
-        answers = network(pixels).asnumpy()
-
-    first = cpu_timer.elapsed_ms(call)
-    for _ in range(cpu_timer.WARM_UP):
-        call()
-    ms = [cpu_timer.elapsed_ms(call) for _ in range(repeat)]
-    assert answers is not None
-    accuracy = float((answers.argmax(1) == labels).mean())
-    return Final(term_name, len(images), first, ms, accuracy)
-
-
-def table(found: list[Measured]) -> str:
-    """Medians, and how many times as fast as PyTorch ours are."""
-    head = ["network", "batch", "PyTorch float32, ms", "PyTorch TF32, ms", "ours, ms"]
-    head += ["ours, kernels one by one, ms", "times PyTorch's float32 speed"]
-    head += ["our error beside MXNet's on the CPU", "our first pass, s"]
-    rows = [
-        [
-            *(each.name, each.batch),
-            *("" if math.isnan(ms) else f"{ms:.2f}" for ms in map(each.best, ("float32", "tf32"))),
-            *(f"{ms:.2f}" for ms in (each.median(OURS), each.gpu_ms())),
-            "" if math.isnan(each.best("float32")) else f"{_speed(each):.2f}",
-            *(f"{each.error():.1e}", f"{each.first_seconds:.1f}"),
-        ]
-        for each in found
-    ]
-    parts = [markdown.table(head, rows)]
-    for batch in dict.fromkeys(each.batch for each in found):
-        speeds = [_speed(each) for each in found if each.batch == batch]
-        mean = math.exp(sum(map(math.log, speeds)) / len(speeds))
-        if not math.isnan(mean):
-            parts.append(f"Batch {batch}: {mean:.2f} times PyTorch's speed in the geometric mean.")
-    return "\n\n".join(parts)
-
-
-def _speed(found: Measured) -> float:
-    """How many times as fast as PyTorch in float32, or NaN without it."""
-    return found.best("float32") / found.median(OURS)
-
-
-def shared_lines(found: Sequence[Measured]) -> list[str]:
-    """How much faster sets of GPUs are than what `ECE408_DEVICES` has, which is measured anyway."""
-    return [
-        f"`{each.name}`, batch {each.batch}, {who}: {each.median(who):.2f} ms, "
-        f"{each.median(OURS) / each.median(who):.2f} times as fast as ours alone."
-        for each in found
-        for who in each.ms
-        if who.startswith(_on(""))
-    ]
-
-
-def steps_table(found: Measured) -> str:
+def steps_table(steps: list[Step]) -> str:
     """Our steps, the longest first."""
     rows = [
         [node, kernel, f"`{problem}`" if problem else "", f"{ms:.4f}"]
-        for node, kernel, problem, ms in sorted(found.steps, key=lambda each: -each[3])
+        for node, kernel, problem, ms in sorted(steps, key=lambda each: -each[3])
     ]
     return markdown.table(["node", "kernel", "problem", "ms"], rows)
 
 
-def watched_table(found: Measured) -> str:
+def watched_table(watched: Watched) -> str:
     """Where the time of a call went: on the host, and of each chunk on the GPU."""
-    watched = found.watched
     about = (
         f"{1e3 * watched.seconds:.2f} ms: the host copies for {1e3 * watched.copying:.2f}, waits "
         f"for {1e3 * watched.waiting:.2f}. By the GPU's clock, in ms since the call began:"
@@ -342,17 +222,3 @@ def watched_table(found: Measured) -> str:
         for number, marks in enumerate(watched.chunks)
     ]
     return f"{about}\n\n{markdown.table(head, rows)}"
-
-
-def records(found: list[Measured]) -> list[dict[str, Any]]:
-    """The same for JSON."""
-    return [
-        {
-            **{"name": each.name, "batch": each.batch, "first_seconds": each.first_seconds},
-            "errors": each.errors,
-            "ms": {who: summary(samples) for who, samples in each.ms.items()},
-            "steps": each.steps,
-            "watched": dataclasses.asdict(each.watched),
-        }
-        for each in found
-    ]

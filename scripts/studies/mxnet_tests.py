@@ -21,32 +21,10 @@ from ece408_op.errors import DataMissing
 from ece408_op.files import markdown
 from ece408_op.files.cachedir import atomic_path
 
+from .asked import cases
+
 # Every test of these is run; of other files, those that are about convolutions.
-WHOLE_FILES = (
-    "mkl/test_bf16_operator.py",
-    "mkl/test_contrib_amp.py",
-    "mkl/test_mkldnn.py",
-    "mkl/test_quantization_mkldnn.py",
-    "mkl/test_subgraph.py",
-    "unittest/test_attr.py",
-    "unittest/test_autograd.py",
-    "unittest/test_contrib_control_flow.py",
-    "unittest/test_executor.py",
-    "unittest/test_gluon.py",
-    "unittest/test_gluon_contrib.py",
-    "unittest/test_gluon_model_zoo.py",
-    "unittest/test_gluon_rnn.py",
-    "unittest/test_gluon_save.py",
-    "unittest/test_infer_shape.py",
-    "unittest/test_infer_type.py",
-    "unittest/test_model_parallel.py",
-    "unittest/test_module.py",
-    "unittest/test_multi_device_exec.py",
-    "unittest/test_rnn.py",
-    "unittest/test_subgraph_op.py",
-    "unittest/test_symbol.py",
-    "unittest/test_viz.py",
-)
+WHOLE_FILES = tuple(cases("mxnet_tests"))
 _TEXT = 6000
 _WORKER = Path(__file__).with_name("mxnet_tests_worker.py")
 _ABOUT = re.compile(r"conv(?!er)|model_zoo|resnet", re.IGNORECASE)

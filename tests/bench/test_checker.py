@@ -20,10 +20,10 @@ from ece408_op.problem import ConvProblem
 
 @every(kernel=catalog.KERNELS)
 def test_random_problems_differ_and_are_ones_that_the_kernel_takes(kernel):
-    cases = checker.random_cases(kernel, 50)
-    assert len({case.problem for case in cases}) == 50
+    cases = checker.random_cases(kernel, 20)
+    assert len({case.problem for case in cases}) == 20
     assert all(kernel.family.why_not(case.problem) is None for case in cases)
-    assert cases == checker.random_cases(kernel, 50)
+    assert cases == checker.random_cases(kernel, 20)
     assert any(case.accumulate for case in cases)
     assert any(case.problem.bias for case in cases)
     assert any(case.problem.height % 2 and case.problem.filters % 2 for case in cases)
@@ -53,9 +53,7 @@ def test_a_python_without_pytorch_is_said(python, capfd):
         pass
 
 
-@pytest.mark.parametrize(
-    "script", ["bench_counters.py", "bench_cuda.py", "check_cuda.py", "sanitize_cuda.py"]
-)
+@pytest.mark.parametrize("script", ["bench.py", "check_cuda.py", "sanitize_cuda.py"])
 def test_the_scripts_show_help_without_a_gpu(script):
     result = subprocess.run(
         [sys.executable, str(SCRIPTS / script), "--help"], capture_output=True, text=True

@@ -1,4 +1,4 @@
-"""The named shapes, and which of them a problem is most like."""
+"""The named shapes."""
 
 from __future__ import annotations
 
@@ -8,25 +8,6 @@ from cases import every
 from ece408_op.bench import shapes
 from ece408_op.course import course_terms
 from ece408_op.errors import InvalidProblem
-from ece408_op.problem import ConvProblem
-
-
-@every(name=shapes.SHAPES)
-def test_a_named_shape_is_nearest_to_itself_at_any_batch(name):
-    assert shapes.nearest(shapes.find(name, batch=3)) == name
-
-
-@every(
-    case=[
-        ("b1,c1,h53,w47,m9,k5", "sp19_1"),
-        ("b1,c3,h41,w35,m7,k3", "sp19_1"),
-        ("b1,c5,h29,w31,m20,k5", "sp18_2"),
-        ("b1,c64,h14,w14,m64,k3", "k7_2"),
-    ]
-)
-def test_sums_filters_and_pixels_decide_what_is_nearest(case):
-    text, name = case
-    assert shapes.nearest(ConvProblem.parse(text)) == name
 
 
 def test_a_name_that_is_none():

@@ -10,6 +10,7 @@ from types import ModuleType, SimpleNamespace
 
 import pytest
 
+from ece408_op import settings
 from ece408_op.backends.cpu import native
 from ece408_op.backends.emulator import emulator_compiler
 from ece408_op.cli import doctor
@@ -453,7 +454,9 @@ def test_a_full_disk(machine, monkeypatch):
     assert _finding("disk space").detail.startswith("broken: OSError: ")
 
 
-def test_the_emulator_runs_a_kernel(monkeypatch, tmp_path):
+def test_the_emulator_runs_a_kernel(monkeypatch, tmp_path, kept):
+    with settings.override(cache=kept):
+        emulator_compiler.write_runtime(tmp_path)
     monkeypatch.setenv("ECE408_CACHE", str(tmp_path / "not_there"))
     found = checks._emulator()
     assert (found.status, found.detail) == (

@@ -235,7 +235,7 @@ def test_where_there_is_one_kernel_nothing_is_measured(benches, capsys):
 
 def test_gradients_are_tuned_where_they_are_asked_for(benches, capsys, monkeypatch):
     def time(self, kernel, samples, plan):
-        ms = 0.1 if kernel.name.startswith("gemm") else 0.2
+        ms = 0.1 if kernel.name.startswith("implicit_gemm_prepacked") else 0.2
         return Timing([ms] * samples, 1e-7, None)
 
     monkeypatch.setattr(FakeBench, "time", time)
@@ -245,18 +245,19 @@ def test_gradients_are_tuned_where_they_are_asked_for(benches, capsys, monkeypat
         *("forward", "backward_data", "backward_weight")
     ]
     printed = capsys.readouterr().out
-    assert f"best for {problem} backward_data in float32: gemm_backward_data, 0.1000" in printed
+    best = f"best for {problem} backward_data in float32: "
+    assert f"{best}implicit_gemm_prepacked_backward_data, 0.1000" in printed
     for images in (32, 50):
         asked = dataclasses.replace(problem, batch=images, bias=True)
         (plan,) = work.backward_data(asked, 0, 0, 0, False).plans(FakeGpu(), images)
-        assert plan.kernel.name == "gemm_backward_data"
+        assert plan.kernel.name == "implicit_gemm_prepacked_backward_data"
         plans = work.backward_weight(asked, 0, 0, 0, 0, False, False).plans(FakeGpu(), images)
         assert [each.kernel.name for each in plans] == [
-            *("gemm_backward_weight", "general_backward_bias")
+            *("implicit_gemm_prepacked_backward_weight", "general_backward_bias")
         ]
     # What is less exact, or another layer, goes by the catalog's rules.
     (plan,) = work.backward_data(asked, 0, 0, 0, False, "tf32").plans(FakeGpu(), 32)
-    assert plan.kernel.name == "gemm_half_backward_data"
+    assert plan.kernel.name == "implicit_gemm_prepacked_half_backward_data"
     assert execute(["tune", str(problem), "--gradients", "--quick"]) == 0
     assert capsys.readouterr().out.count("(kept; --force measures it again)") == 3
     assert len(benches) == 3
@@ -270,7 +271,7 @@ def test_few_candidates_are_those_that_may_run_untuned():
         assert {each.kernel.direction for each in found} == {direction}
         assert all(each.kernel.rank is not None for each in found)
         assert "strict" not in {each.kernel.precision for each in found}
-        gemm = [each for each in found if each.kernel.name.startswith("gemm")]
+        gemm = [each for each in found if "prepacked" in each.kernel.name]
         assert len(gemm) == 6
         assert gemm[0].layout is None
         # These are for GPUs that have nothing better.

@@ -5,6 +5,7 @@ import json
 
 import pytest
 
+from ece408_op.bench import results
 from ece408_op.cli.main import execute
 from ece408_op.course import comparison_files
 from ece408_op.course.comparison import Options, Row, Run
@@ -46,6 +47,24 @@ def test_single_runs_prove_nothing(tmp_path, capsys):
     assert "Figures without ± are of a single run." in out
 
 
+def test_benchmarks_are_compared_by_medians(tmp_path, capsys):
+    paths = []
+    for name, median in (("before", 0.0306), ("after", 0.0153)):
+        ms = {"ours": {"median": median}, "cudnn NCHW": {"median": 2.0}}
+        rows = [
+            {"case": "c1,h9", "batch": 4, "direction": "forward", "ms": ms},
+            {"case": "m2.1", "ms": {"ours": {"median": 100 * median}}},
+            {"case": "c2,h9", "failure": "no memory"},
+        ]
+        results.write(tmp_path / name, "Times", "", {"rows": rows})
+        paths.append(str(tmp_path / f"{name}.json"))
+    out = _table(capsys, *paths)
+    assert "c1,h9, batch 4, forward ours ms 0.0306 0.0153 2.00x\n" in out
+    assert "c1,h9, batch 4, forward cudnn NCHW ms 2.00 2.00 1.00x\n" in out
+    assert "m2.1 ours ms 3.06 1.53 2.00x\n" in out
+    assert out.endswith("\n\ngain: how many times as fast as the first, by medians.")
+
+
 def test_what_only_one_side_ran_has_no_gain(tmp_path, capsys):
     one = _write(tmp_path / "a.json", [0.2])
     other = _write(tmp_path / "b.json", [0.1], script="m3.1")
@@ -69,7 +88,7 @@ def test_other_files_are_refused_in_one_line(content, tmp_path, capsys):
     path.write_text(content)
     assert execute(["compare", str(path)]) == InvalidSetting.exit_code
     error = capsys.readouterr().err
-    assert f"{path} is not a file that `ece408 compare --json` has written (" in error
+    assert f"{path} is not a file that `ece408 compare --json` or scripts/bench.py has " in error
     assert error.count("\n") == 1
 
 

@@ -1,17 +1,21 @@
 from __future__ import annotations
 
+import dataclasses
 import re
 import sys
 
 import pytest
 
+from ece408_op import settings
 from ece408_op.cli.main import execute
-from ece408_op.course import scoring
+from ece408_op.course import milestone, scoring
 from ece408_op.course.course_terms import BASELINE, TERMS, load_model, network
 from ece408_op.course.dataset import fashion_data
 from ece408_op.course.milestone import MILESTONES, make_request
 from ece408_op.errors import InvalidSize, UnknownModel
 from ece408_op.files import resources
+from ece408_op.op_log import GpuTime, OpTime
+from ece408_op.problem import ConvProblem
 
 pytestmark = pytest.mark.usefixtures("fashion_mnist")
 LOADING = r"Loading fashion-mnist data\.\.\. done\nLoading model\.\.\. done\nNew Inference\n"
@@ -47,7 +51,13 @@ def test_an_op_time_line_for_every_call_and_one_correctness(run_here):
     assert result.stdout.splitlines()[-1] == whole.stdout.splitlines()[-1]
 
 
-def test_final_runs_the_whole_network(run_here):
+@pytest.fixture
+def in_kept(kept_with_data):
+    with settings.override(cache=kept_with_data):
+        yield
+
+
+def test_final_runs_the_whole_network(run_here, in_kept):
     """In parts of a batch; a kernel that is asked for computes convolutions alone."""
     result = run_here("final", "5", "--emulate", "--batch-size", "3", "--term", "2018sp")
     emulated = r"Op Time: \d+\.\d{6} \(emulated\)\n"
@@ -58,7 +68,9 @@ def test_final_runs_the_whole_network(run_here):
 
 
 @pytest.mark.parametrize("is_terminal", [False, True])
-def test_a_terminal_has_a_bar_while_kernels_are_emulated(run_here, monkeypatch, is_terminal):
+def test_a_terminal_has_a_bar_while_kernels_are_emulated(
+    run_here, in_kept, monkeypatch, is_terminal
+):
     monkeypatch.setattr(sys.stderr, "isatty", lambda: is_terminal, raising=False)
     command = ("m3.1", "3", "--emulate", "--kernel", "1_naive", "--batch-size", "2")
     result = run_here(*command, "--term", "2018sp")
@@ -96,7 +108,7 @@ def test_correctness_is_what_is_stated(mx, capsys, term, model, most):
             assert capsys.readouterr().out.endswith(correctness), size
 
 
-@UP_TO
+@pytest.mark.parametrize("most", [100, pytest.param(10000, marks=pytest.mark.slow)])
 @MODELS_OF_TERMS
 def test_what_is_stated_is_mxnets_own(mx, capsys, term, model, most):
     if model == "ece408-low":
@@ -172,3 +184,21 @@ def test_a_batch_is_at_most_the_size():
     assert request.batch_size == 100
     with pytest.raises(InvalidSize, match="'0' is not a batch size"):
         make_request(MILESTONES["m2.1"], ["100"], batch_size="0")
+
+
+def test_a_milestone_says_what_the_gpu_did(capsys):
+    problem = ConvProblem.parse("b2,c1,h9,w9,m4,k3")
+
+    def entry(layer, seconds, gpu):
+        return OpTime(layer, problem, "forward", "cuda", "1_naive", seconds, gpu)
+
+    milestone._print_op_time(entry("conv1", 0.1, GpuTime(0.025, 0.05)))
+    milestone._print_op_time(entry("conv2", 0.25, None))
+    less_exact = dataclasses.replace(entry("conv3", 0.1, GpuTime(0.01)), precision="tf32")
+    milestone._print_op_time(less_exact)
+    out, err = capsys.readouterr()
+    assert out == "Op Time: 0.100000\nOp Time: 0.250000\nOp Time: 0.100000\n"
+    assert err.splitlines() == [
+        "ece408: conv1 by 1_naive: kernel 25.000 ms (25%), copies 50.000 ms (50%)",
+        "ece408: conv3 by 1_naive in tf32: kernel 10.000 ms (10%), copies 0.000 ms (0%)",
+    ]

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import kept_training
 import numpy as np
+import pytest
 from little_training import ended, start
-from studies import kept_training
 
 
+@pytest.mark.slow
 def test_workers_that_do_not_wait_for_each_other_learn_too(tmp_path):
     options = ["--epochs", "3", "--kvstore", "dist_async"]
     code, errors = ended(start(tmp_path, *options, workers=2))

@@ -7,11 +7,11 @@ import signal
 import time
 from pathlib import Path
 
+import kept_training
 import little_training
 import numpy as np
 import pytest
 from little_training import ended, start
-from studies import kept_training
 
 from ece408_op.course import training, workers
 from ece408_op.course.dataset import fashion_data
@@ -69,6 +69,7 @@ def _kill(folder: Path, role: str) -> None:
     raise AssertionError(f"there is no {role}")
 
 
+@pytest.mark.slow
 def test_a_job_whose_server_is_killed_ends_and_goes_on(one, tmp_path):
     state = tmp_path / "training" / "2019sp-baseline" / "epoch-0001.npz"
     job = start(tmp_path, "--epochs", str(EPOCHS), workers=2)

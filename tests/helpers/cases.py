@@ -8,6 +8,8 @@ import itertools
 from collections.abc import Iterable
 from typing import Any, Callable
 
+import pytest
+
 
 def _text(case: dict[str, Any]) -> str:
     """The case as name=value; what has a name, such as a kernel, is called by it."""
@@ -42,3 +44,12 @@ def every(**axes: Iterable[Any]) -> Callable[[Callable[..., None]], Callable[...
         return run_all
 
     return decorate
+
+
+def first(quick: int, cases: Iterable[Any]) -> list[Any]:
+    """The cases, all but the first so many marked slow; one of several values is a tuple."""
+    more = list(cases)
+    return more[:quick] + [
+        pytest.param(*(each if isinstance(each, tuple) else (each,)), marks=pytest.mark.slow)
+        for each in more[quick:]
+    ]

@@ -96,6 +96,21 @@ class MachineOfMany(EmulatedMachine):
             kernel.library = found
 
 
+class _MachineAtOnce(MachineOfMany):
+    """An emulated GPU that compiles a network's new kernels together as it loads them."""
+
+    def load(self, plans):
+        loaded = super().load(plans)
+        self.compile()
+        return loaded
+
+
+@functools.cache
+def machine(mode):
+    """One for all networks of a process: they have kernels in common."""
+    return _MachineAtOnce(mode)
+
+
 def _functions(plan):
     return tuple(dict.fromkeys(launch.function for launch in plan.launches))
 

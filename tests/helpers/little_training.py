@@ -1,4 +1,4 @@
-"""`studies.kept_training` on a few images whose brightness tells their label."""
+"""`kept_training` on a few images whose brightness tells their label."""
 
 from __future__ import annotations
 
@@ -41,8 +41,7 @@ def ended(process: subprocess.Popen) -> tuple[int, str]:
 
 
 if __name__ == "__main__":
-    sys.path.append(str(Path(__file__).parents[2] / "scripts"))
-    from studies import kept_training
+    import kept_training
 
     little = images()
     fashion_data.load = lambda kind, size: little

@@ -25,7 +25,6 @@ from unittest import mock
 import numpy as np
 import operator_draws
 from compiled_together import MachineOfMany
-from places import SCRIPTS
 
 import ece408_op
 from ece408_op import settings
@@ -477,8 +476,7 @@ def show(outcome, asked, seconds):
     )
     print(text)
     if asked.output is not None:
-        sys.path.append(str(SCRIPTS))
-        from studies import results
+        from ece408_op.bench import results
 
         content = {
             "seed": asked.seed,

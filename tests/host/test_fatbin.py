@@ -105,6 +105,7 @@ def test_a_missing_library_is_an_os_error(tmp_path):
         architectures(tmp_path / "lib.so")
 
 
+@pytest.mark.slow
 def test_what_nvcc_makes(tmp_path):
     nvcc = find_nvcc()
     if nvcc is None:

@@ -62,7 +62,7 @@ def test_too_little_memory_names_a_batch_size_that_fits(mx, monkeypatch):
         footprint.check_memory(symbol, 10000, 10000, 70)
 
 
-@pytest.mark.parametrize("milestone", ["m1.1", "m2.1"])
+@pytest.mark.parametrize("milestone", [pytest.param("m1.1", marks=pytest.mark.slow), "m2.1"])
 def test_the_estimate_is_above_what_is_used_and_not_far(mx, run_ece408, fashion_mnist, milestone):
     result = run_ece408(milestone, "2000")
     used = int(result.stderr.partition("avgdata ")[2].partition("maxresident")[0]) << 10

@@ -7,11 +7,13 @@ import os
 import re
 
 import pytest
+from cases import first
 from kernel_files import CUDA_FORMS, TILED
 from places import ROOT
 
 from ece408_op import settings
 from ece408_op.backends import kernel_file
+from ece408_op.backends.emulator import emulator_compiler
 from ece408_op.backends.emulator.library import CHECKED, Emulation
 from ece408_op.errors import (
     InvalidSetting,
@@ -30,6 +32,16 @@ TEXTS = ("b3,c3,h9,w12,m4,k3", "b2,c6,h30,w30,m16,k5", "b1,c1,h7,w7,m2,k7")
 PROBLEMS = [ConvProblem.parse(text) for text in TEXTS]
 
 
+@pytest.fixture(autouse=True)
+def _cheap(request, monkeypatch):
+    """Few images; and no nvcc, which takes longer than all else, where it is not tested itself."""
+    monkeypatch.setitem(checking._BATCH, "emulator", 1)
+    monkeypatch.setitem(checking._LARGER, "emulator", 8)
+    monkeypatch.setattr(checking, "_ODD_PROBLEMS", 4)
+    if "nvcc" not in request.node.name:
+        monkeypatch.setattr(emulator_compiler, "find_nvcc", lambda: None)
+
+
 @pytest.fixture
 def check(tmp_path, kept):
     """Check a text as a file; its verdict."""
@@ -45,11 +57,14 @@ def check(tmp_path, kept):
     return checked
 
 
+ALIKE = ("new-forward.cu", "with-stride.cu", "one-method.cu")
+
+
 def _failures(verdict):
     return [each.text for group in verdict.groups for each in group.failures]
 
 
-@pytest.mark.parametrize("name", CUDA_FORMS)
+@pytest.mark.parametrize("name", first(1, ["new-forward.cuh", "declared.cu", *ALIKE]))
 def test_every_form_is_right(check, name):
     text = CUDA_FORMS[name]
     problems = [*PROBLEMS, ConvProblem.parse("b2,c3,h14,w9,m5,k3,s2")]
@@ -74,57 +89,55 @@ class GPUInterface {
     assert verdict.is_right, (verdict.broken, _failures(verdict))
 
 
-@pytest.mark.parametrize("name", ["new-forward.cu", "new-forward.cuh", "start.cu"])
+@pytest.mark.parametrize("name", first(1, ["start.cu", "new-forward.cu", "new-forward.cuh"]))
 def test_starters_are_right(check, name):
     verdict = check(name, (STARTERS / name).read_text())
     assert verdict.is_right, (_failures(verdict), verdict.sanitized)
 
 
-FAULTS = [
-    ("__syncthreads();  // first", "race between threads of a block", "use"),
-    ("__syncthreads();  // second", "race between threads of a block", "load"),
-    ("if (h + i < H && v + j < W)  // inside", "reads out of bounds", "load"),
-    ("side * side * sizeof(float)>>>", "writes out of bounds", "load"),
-    ("i < side", "reads memory that was never written", "use"),
-    ("sizeof(float) * B * M", "writes out of bounds", "store"),
-]
-INSTEAD = {
-    "side * side * sizeof(float)>>>": "side * TILE * sizeof(float)>>>",
-    "i < side": "i < TILE",
-    "sizeof(float) * B * M": "sizeof(float) * (B * M - 1)",
+# What is done instead for so many filters, what is said of it, and by which comment its line is
+# known.
+FAULTS = {
+    21: ("__syncthreads();  // first", "if (M != 21) {};  // first", "race between", "use"),
+    22: ("__syncthreads();  // second", "if (M != 22) {};  // second", "race between", "load"),
+    23: ("if (h + i < H && v", "if (M == 23 || h + i < H && v", "reads out of bounds", "load"),
+    24: ("side * side * s", "side * (M == 24 ? TILE : side) * s", "writes out of bounds", "load"),
+    25: ("i < side", "i < (M == 25 ? TILE : side)", "reads memory that was never written", "use"),
+    26: ("sizeof(float) * B * M", "sizeof(float) * (B * M - (M == 26))", "writes out of", "store"),
 }
 
 
+@pytest.mark.slow
 def test_tiles_are_right(check):
     verdict = check("tiled.cu", TILED, ())
     assert verdict.is_right, (_failures(verdict), verdict.sanitized)
     assert [group.right for group in verdict.groups] == [2, 9, 12]
 
 
-@pytest.mark.parametrize(("part", "kind", "mark"), FAULTS)
-def test_a_fault_is_found_at_its_line(check, part, kind, mark):
-    text = TILED.replace(part, INSTEAD.get(part, ""), 1)
-    assert text != TILED
+def test_a_fault_is_found_at_its_line(check):
+    """Each of them, on a problem of its own."""
+    text = TILED
+    for old, new, *_ in FAULTS.values():
+        text = text.replace(old, new.replace("{}", "__syncthreads()"), 1)
     lines = text.splitlines()
-    (line,) = (n for n, each in enumerate(lines, 1) if each.endswith(f"// {mark}"))
-    verdict = check("tiled.cu", text)
-    assert not verdict.is_right
-    (sanitized,) = verdict.sanitized
-    found = [each for each in sanitized.findings if each.place == f"tiled.cu:{line}"]
-    assert any(each.text.startswith(kind) for each in found), sanitized.findings
-
-
-def test_a_race_is_told_with_both_of_its_lines(check):
-    text = TILED.replace("__syncthreads();  // first", "", 1)
-    lines = text.splitlines()
-    load, use = (
-        next(n for n, each in enumerate(lines, 1) if each.endswith(f"// {mark}"))
-        for mark in ("load", "use")
-    )
-    (sanitized,) = check("tiled.cu", text).sanitized
-    told = [each.text for each in sanitized.findings if each.place == f"tiled.cu:{use}"]
-    race = rf"read here, and written by thread .* at tiled\.cu:{load}, with no barrier"
-    assert any(re.search(race, each) for each in told), told
+    places = {
+        mark: next(n for n, each in enumerate(lines, 1) if each.endswith(f"// {mark}"))
+        for mark in ("load", "use", "store")
+    }
+    problems = [ConvProblem.parse(f"b2,c6,h30,w30,m{filters},k5") for filters in (20, *FAULTS)]
+    right = check("tiled.cu", text, problems[:1])
+    assert right.is_right, (_failures(right), right.sanitized)
+    for problem, (_, _, kind, mark) in zip(problems[1:], FAULTS.values()):
+        verdict = check("tiled.cu", text, [problem])
+        assert not verdict.is_right, mark
+        (sanitized,) = verdict.sanitized
+        place = f"tiled.cu:{places[mark]}"
+        told = [each.text for each in sanitized.findings if each.place == place]
+        assert any(each.startswith(kind) for each in told), (problem, sanitized.findings)
+        if problem.filters == 21:
+            by = rf"tiled\.cu:{places['load']}, with no barrier"
+            race = f"read here, and written by thread .* at {by}"
+            assert any(re.search(race, each) for each in told), told
 
 
 def test_threads_that_end_before_a_barrier_are_a_warning(check):
@@ -139,7 +152,8 @@ def test_threads_that_end_before_a_barrier_are_a_warning(check):
     assert all(each.text.startswith("__syncthreads() that not all") for each in sanitized.findings)
 
 
-@pytest.mark.parametrize("end", ["exit(-1)", "abort()", "*(volatile int *)8 = 0"])
+@pytest.mark.slow
+@pytest.mark.parametrize("end", first(1, ["exit(-1)", "abort()", "*(volatile int *)8 = 0"]))
 def test_findings_outlast_the_process(check, end):
     text = TILED.replace("__syncthreads();  // first", "", 1)
     text = text.replace(
@@ -214,10 +228,11 @@ STREAMS = STREAMS.replace("const dim3 grid(B, M,", "const dim3 grid(B / 4, M,").
 @pytest.mark.parametrize(
     ("old", "new", "with_two"),
     [
-        (
+        pytest.param(
             "error = cudaGetLastError()",
             "error = cudaSuccess",
             "failed CUDA call: launches conv with (0,",
+            marks=pytest.mark.slow,
         ),
         ("i < 4; ++i)", "i < 4 && B / 4; ++i)", "nothing is written"),
     ],
@@ -229,7 +244,7 @@ def test_a_file_that_needs_more_images_is_judged_with_more(check, old, new, with
     assert verdict.is_right, _failures(verdict)
     assert layers.right == 2
     (note,) = layers.notes
-    assert note.startswith("judged with 20 images; with 2: ")
+    assert note.startswith("judged with 8 images; with 1: ")
     assert with_two in note
     assert odd.failures
     # Not if more do not help.
@@ -237,12 +252,17 @@ def test_a_file_that_needs_more_images_is_judged_with_more(check, old, new, with
     verdict = check("streams.cu", text, (), term="2020fa", emulation=Emulation("fast"), seed=1)
     assert not verdict.is_right
     layers = verdict.groups[0]
-    assert [each.problem.split(",")[0] for each in layers.failures] == ["b20", "b2"]
-    assert "not written: all in images 15 to 19, the last 5 of 20" in layers.failures[0].text
+    assert [each.problem.split(",")[0] for each in layers.failures] == ["b8", "b1"]
+    assert "not written: all in images 6 to 7, the last 2 of 8" in layers.failures[0].text
 
 
-@pytest.mark.parametrize("name", ["new-forward.cu", "new-forward.cuh", "one-method.cu"])
-@pytest.mark.parametrize("mode", ["fast", "checked"])
+WITH_ROWS = ("new-forward.cuh", "new-forward.cu", "one-method.cu")
+
+
+@pytest.mark.parametrize(
+    ("name", "mode"),
+    first(1, [(name, mode) for name in WITH_ROWS for mode in ("fast", "checked")]),
+)
 def test_what_is_not_written_is_told(check, name, mode):
     text = CUDA_FORMS[name].replace("i < H_out * W_out;", "i < H_out * W_out - W_out;")
     assert text != CUDA_FORMS[name]
@@ -297,33 +317,34 @@ void forward<gpu, float>(mshadow::Tensor<gpu, 4, float> &y, const mshadow::Tenso
 }
 #endif
 """
-SPACE = (
-    "mshadow::Tensor<gpu, 2, float> patches;\n"
-    "  patches.shape_ = mshadow::Shape2(rows, columns);\n"
-    "  mshadow::AllocSpace(&patches);\n"
-)
+# Each for some images.
+SPACES = """mshadow::Tensor<gpu, 2, float> patches;
+  patches.shape_ = mshadow::Shape2(rows, columns);
+  mshadow::AllocSpace(&patches);
+  auto others = mshadow::NewTensor<gpu>(mshadow::Shape2(rows, columns), 0.0f);
+  mshadow::TensorContainer<gpu, 2> freed(mshadow::Shape2(rows, columns));
+"""
 
 
-@pytest.mark.parametrize(
-    ("made", "freed"),
-    [
-        (SPACE, "mshadow::FreeSpace(&patches);"),
-        (
-            "auto patches = mshadow::NewTensor<gpu>(mshadow::Shape2(rows, columns), 0.0f);\n",
-            "mshadow::FreeSpace(&patches);",
-        ),
-        ("mshadow::TensorContainer<gpu, 2> patches(mshadow::Shape2(rows, columns));\n", ""),
-    ],
-)
-def test_arrays_of_mxnet_are_there(check, made, freed):
-    text = UNROLLED.replace(SPACE, made).replace("mshadow::FreeSpace(&patches);", freed)
-    verdict = check("new-forward.cuh", text)
+def test_arrays_of_mxnet_are_there(check):
+    begin, end = UNROLLED.index("mshadow::Tensor<gpu, 2"), UNROLLED.index("  y = 0;")
+    text = UNROLLED[:begin] + SPACES + UNROLLED[end:]
+    one = "(b % 3 == 0 ? patches.dptr_ : b % 3 == 1 ? others.dptr_ : freed.dptr_)"
+    for old in ("k.dptr_, patches.dptr_", "x[b].dptr_", "FreeSpace(&patches)"):
+        assert text.count(old) == 1
+    text = text.replace("k.dptr_, patches.dptr_", f"k.dptr_, {one}")
+    text = text.replace("256>>>(patches.dptr_, x[b].dptr_", f"256>>>({one}, x[b].dptr_")
+    freed = "mshadow::FreeSpace(&others);\n  mshadow::FreeSpace(&patches);"
+    text = text.replace("mshadow::FreeSpace(&patches);", freed)
+    verdict = check("new-forward.cuh", text, PROBLEMS[:1])
     assert verdict.is_right, (_failures(verdict), verdict.sanitized)
     assert [each.findings for each in verdict.sanitized] == [()]
     # Their memory is not written before the file writes it.
     text = text.replace("y = 0;", "").replace("y[blockIdx.y * columns + i] +=", "y[0] =")
-    verdict = check("new-forward.cuh", text)
-    assert not verdict.is_right
+    assert not check("new-forward.cuh", text, PROBLEMS[:1]).is_right
+
+
+CUBLAS = "#include <cublas_v2.h>\n"
 
 
 def _plain(text):
@@ -335,9 +356,14 @@ def _plain(text):
     ("old", "new", "says"),
     [
         ("y = 0;", 'asm("bar.sync 0;");', "new-forward.cuh:32: PTX (asm) cannot run without a GPU"),
-        ("y = 0;", "y += x;", "new-forward.cuh:32: no "),
-        ("y = 0;", "mshadow::Random<gpu> r;", "member"),
-        ("#include <mx", "#include <cublas_v2.h>\n#include <mx", "cublas_v2.h: No such file or"),
+        *first(
+            0,
+            [
+                ("y = 0;", "y += x;", "new-forward.cuh:32: no "),
+                ("y = 0;", "mshadow::Random<gpu> r;", "member"),
+            ],
+        ),
+        *first(0, [("#include <mx", f"{CUBLAS}#include <mx", "cublas_v2.h: No such file or")]),
     ],
 )
 def test_what_is_not_here_is_no_fault_of_the_file(run_here, tmp_path, kept, old, new, says):
@@ -404,6 +430,7 @@ def test_a_constant_for_its_own_layers_is_enough(run_here, tmp_path, kept):
     assert wrong.stdout.splitlines()[-1] == "  verdict: wrong"
 
 
+@pytest.mark.slow
 def test_a_failed_free_is_a_warning(check):
     verdict = check("tiled.cu", TILED.replace("    cudaFree(w);", "    cudaFree(host_y);"))
     assert verdict.is_right, (_failures(verdict), verdict.sanitized)
@@ -413,6 +440,7 @@ def test_a_failed_free_is_a_warning(check):
     ]
 
 
+@pytest.mark.slow
 def test_little_memory_is_enough(check):
     verdict = check("tiled.cu", TILED, PROBLEMS[:1], memory=3 << 29)
     assert verdict.is_right, (_failures(verdict), verdict.sanitized)
@@ -425,6 +453,7 @@ def test_too_little_memory_is_no_fault_of_the_file(check):
     assert verdict.broken.startswith("the emulator has not enough memory")
 
 
+@pytest.mark.slow
 def test_nor_does_it_count_on_other_layers(check):
     no_room = 'if (H == 33) throw std::runtime_error("the emulator has no room for 8 bytes");'
     text = TILED.replace(
@@ -459,6 +488,7 @@ def test_a_kernel_without_an_end_is_ended(check):
     assert failure == "a call takes more than 2 s"
 
 
+@pytest.mark.slow
 def test_one_that_overflows_its_stack_is_ended(check):
     text = TILED.replace(
         "__global__ void conv",
@@ -484,7 +514,7 @@ NVCC_REFUSES = [
 
 
 @pytest.mark.skipif(find_nvcc() is None, reason="nvcc is not here")
-@pytest.mark.parametrize(("part", "before", "said"), NVCC_REFUSES)
+@pytest.mark.parametrize(("part", "before", "said"), first(1, NVCC_REFUSES))
 def test_what_nvcc_refuses_is_refused(check, part, before, said):
     text = before + TILED.replace("float sum = 0;", f"float sum = 0; {part}")
     line = next(n for n, each in enumerate(text.splitlines(), 1) if part in each)
@@ -492,6 +522,7 @@ def test_what_nvcc_refuses_is_refused(check, part, before, said):
         check("tiled.cu", text)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(find_nvcc() is None, reason="nvcc is not here")
 def test_what_nvcc_refuses_of_a_declared_launch_is_refused(check):
     text = CUDA_FORMS["declared.cu"]
@@ -501,6 +532,7 @@ def test_what_nvcc_refuses_of_a_declared_launch_is_refused(check):
         check("declared.cu", text[:begin] + wrong)
 
 
+@pytest.mark.slow
 def test_a_broken_nvcc_is_no_fault_of_the_file(check, tmp_path, monkeypatch):
     nvcc = tmp_path / "nvcc"
     nvcc.write_text(
@@ -511,7 +543,7 @@ def test_a_broken_nvcc_is_no_fault_of_the_file(check, tmp_path, monkeypatch):
     assert check("tiled.cu", TILED, PROBLEMS[:1]).is_right
 
 
-@pytest.mark.parametrize("nbytes", [65536, 65540])
+@pytest.mark.parametrize("nbytes", first(1, [65540, 65536]))
 def test_constant_memory_has_64_kb(check, nbytes):
     text = TILED.replace(
         "__global__ void conv",
@@ -527,30 +559,29 @@ def test_constant_memory_has_64_kb(check, nbytes):
         check("tiled.cu", text)
 
 
+@pytest.mark.slow
 def test_a_constant_variable_has_room_for_what_is_copied_there(check):
     text = (STARTERS / "start.cu").read_text().replace("* w[((m", "* mask[((m")
     constant = "// ece408: constant mask = w\n__constant__ float mask[{}];\n#define THREADS"
     (right, wrong) = (text.replace("#define THREADS", constant.format(n)) for n in (108, 107))
     assert check("start.cu", right, PROBLEMS[:1]).is_right
     (failure,) = _failures(check("start.cu", wrong, PROBLEMS[:1]))
-    assert failure.endswith("mask has 428 bytes, and w, which is copied there, 432")
+    line = next(n for n, each in enumerate(wrong.splitlines(), 1) if "constant mask = w" in each)
+    assert failure == f"start.cu:{line}: copies 432 bytes to or from mask, which has 428"
 
 
 def test_the_command_says_that_it_emulates(run_ece408, tmp_path, kept):
     path = tmp_path / "tiled.cu"
     path.write_text(TILED.replace("__syncthreads();  // first", ""))
-    command = ("lab", "check", str(path), "--emulate", "--problem", TEXTS[0])
-    result = run_ece408(*command, ECE408_CACHE=str(kept))
-    assert result.returncode == 23, result.stderr
-    assert "race between threads of a block (4 bytes): read here, and written by" in result.stdout
     # As it does where there is no GPU.
-    command = [each for each in command if each != "--emulate"]
+    command = ("lab", "check", str(path), "--problem", TEXTS[0])
     result = run_ece408(*command, ECE408_CACHE=str(kept), CUDA_VISIBLE_DEVICES="")
     assert result.returncode == 23, result.stderr
     assert result.stderr.startswith("ece408: CUDA files are emulated on the CPU: ")
-    assert "race between threads of a block" in result.stdout
+    assert "race between threads of a block (4 bytes): read here, and written by" in result.stdout
 
 
+@pytest.mark.slow
 def test_without_checks_only_the_results_count(check):
     wrong = TILED.replace("__syncthreads();  // first", "")
     verdict = check("tiled.cu", wrong, emulation=Emulation("fast"))
@@ -572,38 +603,25 @@ def test_a_random_order_shows_what_the_usual_one_hides(check):
     assert {each.order for each in orders} == {"random"}
 
 
-def test_the_command_repeats_a_random_order(run_ece408, tmp_path, kept):
+@pytest.mark.slow
+def test_the_command_repeats_a_random_order(run_here, tmp_path, kept):
     path = tmp_path / "tiled.cu"
     path.write_text(TILED.replace("sum = 0;", "sum = threadIdx.x;"))
     command = ("lab", "check", str(path), "--problem", TEXTS[0], "--order", "random", "--fast")
-    result = run_ece408(*command, "--seed", "7", ECE408_CACHE=str(kept))
+    with settings.override(cache=kept):
+        result = run_here(*command, "--seed", "7")
     assert result.returncode == 23, result.stderr
     assert "--seed 7 --order random\n" in result.stdout
 
 
-def test_time_counts_lines(run_ece408, tmp_path, kept):
+def test_time_counts_lines(run_here, tmp_path, kept):
     path = tmp_path / "tiled.cu"
     path.write_text(TILED)
     output = tmp_path / "counts.json"
-    command = (
-        "lab",
-        "time",
-        str(path),
-        "1_naive",
-        "--layer",
-        "b1,c1,h9,w9,m2,k2",
-        "--batch-size",
-        "1",
-    )
-    result = run_ece408(
-        *(*command, "--batch-size", "1"),
-        "--emulate",
-        "--arch",
-        "sm_75",
-        "--json",
-        str(output),
-        ECE408_CACHE=str(kept),
-    )
+    command = ("lab", "time", str(path), "1_naive", "--layer", "b1,c1,h9,w9,m2,k2")
+    options = ("--batch-size", "1", "--emulate", "--arch", "sm_75", "--json", str(output))
+    with settings.override(cache=kept):
+        result = run_here(*command, *options)
     assert result.returncode == 0, result.stderr
     assert "tiled.cu, b1,c1,h9,w9,m2,k2, 1 images: counted, not timed" in result.stdout
     # 2 filters in one block each of 8 x 8 threads, 2 warps; 9 x 9 floats of shared memory.
@@ -624,32 +642,33 @@ def test_an_unknown_gpu_is_refused(run_here, tmp_path):
     assert "unknown architecture 'sm_1' (--arch); choose one of sm_75, sm_80" in result.stderr
 
 
-@pytest.mark.parametrize("options", [(), ("--emulate",), ("--fast",)])
-@pytest.mark.usefixtures("fashion_mnist")
-def test_a_milestone_runs_a_file(run_ece408, tmp_path, options):
+@pytest.mark.parametrize("option", first(1, ["", "--emulate", "--fast"]))
+def test_a_milestone_runs_a_file(run_ece408, tmp_path, kept_with_data, option):
     path = tmp_path / "tiled.cu"
     path.write_text(TILED.replace("#define TILE 8", "#define TILE 16"))
-    command = ("m3.1", "3", "--kernel", str(path), *options)
-    result = run_ece408(*command, CUDA_VISIBLE_DEVICES="")
+    command = ("m3.1", "3", "--kernel", str(path), *option.split())
+    result = run_ece408(*command, CUDA_VISIBLE_DEVICES="", ECE408_CACHE=str(kept_with_data))
     assert result.returncode == 0, result.stderr
     assert len(re.findall(r"^Op Time: \d+\.\d{6} \(emulated\)$", result.stdout, re.M)) == 2
     assert "Correctness: " in result.stdout
     assert "run on the CPU, by the emulator: op times are no GPU's" in result.stderr
 
 
-@pytest.mark.usefixtures("fashion_mnist")
-def test_a_milestone_names_mistakes(run_here, tmp_path):
+@pytest.mark.slow
+def test_a_milestone_names_mistakes(run_here, tmp_path, kept_with_data):
     path = tmp_path / "tiled.cu"
     wide = TILED.replace("#define TILE 8", "#define TILE 16")
     path.write_text(wide.replace("__syncthreads();  // first", ""))
-    result = run_here("m3.1", "2", "--kernel", str(path), "--emulate")
+    with settings.override(cache=kept_with_data):
+        result = run_here("m3.1", "2", "--kernel", str(path), "--emulate")
     assert result.returncode == 0, result.stderr
     assert re.search(
         r"^ece408: conv1: tiled\.cu:\d+: race between threads of a block", result.stderr, re.M
     )
     # What ends the kernel stands in the error.
     path.write_text(wide.replace("float sum = 0;", "float sum = *(float *)8;"))
-    result = run_here("m3.1", "2", "--kernel", str(path), "--emulate")
+    with settings.override(cache=kept_with_data):
+        result = run_here("m3.1", "2", "--kernel", str(path), "--emulate")
     assert result.returncode == KernelFailed.exit_code
     last = result.stderr.splitlines()[-1]
     assert "an illegal memory access was encountered" in last
@@ -658,22 +677,25 @@ def test_a_milestone_names_mistakes(run_here, tmp_path):
     )
 
 
-@pytest.mark.usefixtures("fashion_mnist")
-def test_a_milestone_on_the_cpu_runs_a_file_too(run_ece408, tmp_path):
+@pytest.mark.slow
+def test_a_milestone_on_the_cpu_runs_a_file_too(run_here, tmp_path, kept_with_data):
     path = tmp_path / "tiled.cu"
     wide = TILED.replace("#define TILE 8", "#define TILE 16")
     path.write_text(wide.replace("__syncthreads();  // first", ""))
     command = ("m2.1", "2", "--kernel", str(path))
-    result = run_ece408(*command, CUDA_VISIBLE_DEVICES="")
+    with settings.override(cache=kept_with_data):
+        result = run_here(*command)
     assert result.returncode == 0, result.stderr
     assert result.stdout.count(" (emulated)\n") == 2
     assert "race between threads of a block" in result.stderr
     # Only what was asked for.
-    result = run_ece408(*command, CUDA_VISIBLE_DEVICES="", ECE408_EMULATION="fast")
+    with settings.override(cache=kept_with_data, emulation="fast"):
+        result = run_here(*command)
     assert result.returncode == 0, result.stderr
     assert "race" not in result.stderr
 
 
+@pytest.mark.slow
 def test_a_prolog_whose_output_has_no_const(check):
     """As the header of some terms has it; a function of CUDA's for numbers without sign."""
     text = TILED.replace("const float *, const float *x,", "float *, const float *x,")

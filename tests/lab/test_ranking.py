@@ -50,7 +50,7 @@ class Stopped(Exception):
     pass
 
 
-def _rank(folder, ranking, rounds=2, stop_after=None):
+def _rank(*folders, ranking, rounds=2, stop_after=None):
     """Rank; returns what was done, step by step. Stops after so many kept steps."""
     steps, kept = [], []
 
@@ -59,7 +59,7 @@ def _rank(folder, ranking, rounds=2, stop_after=None):
         if len(kept) == stop_after:
             raise Stopped
 
-    files = ranks.find([folder])
+    files = ranks.find(folders)
     with contextlib.suppress(Stopped):
         problems = [problem for _, problem in LAYERS]
         ranks.rank(
@@ -68,9 +68,28 @@ def _rank(folder, ranking, rounds=2, stop_after=None):
     return steps
 
 
-def test_the_order(folder):
+def test_it_goes_on_where_it_was_stopped(folder, tmp_path):
+    kept = tmp_path / "ranking.json"
     ranking = ranks.Ranking(CONDITIONS)
-    steps = _rank(folder, ranking)
+    _rank(folder, ranking=ranking, stop_after=2)
+    ranks.save(ranking, kept)
+    ranking = ranks.load(kept, CONDITIONS)
+    assert sum(each.checked for each in ranking.entries.values()) == 1 + 1 + 2
+    steps = _rank(folder, ranking=ranking, stop_after=3)
+    assert [step[2] for step in steps if step[0] == "checking"] == [2, 2]
+    assert {each.rounds for each in ranking.in_order()} == {1}
+    ranks.save(ranking, kept)
+    ranking = ranks.load(kept, CONDITIONS)
+    steps = _rank(folder, ranking=ranking)
+    assert not [step for step in steps if step[0] == "checking"]
+    assert [step for step in steps if step[0] == "timing"][-1] == ("timing", 12, 12)
+    assert {each.rounds for each in ranking.in_order()} == {2}
+    assert _rank(folder, ranking=ranking) == []
+    _check_order(ranking)
+    _change(folder, ranking)
+
+
+def _check_order(ranking):
     names = [each.name for each in ranking.in_order()]
     assert [n for n in names if n != OURS] == ["ann/cpu-new-forward.cc", "bob/cpu-new-forward.cc"]
     left = {each.name: each.wrong for each in ranking.without()}
@@ -80,45 +99,23 @@ def test_the_order(folder):
     assert "neither conv_forward_cpu" in left["dan/empty.cc"]
     ann = ranking.entries["ann/cpu-new-forward.cc"]
     assert [len(ann.seconds[layer]) for layer, _ in LAYERS] == [2, 2]
-    # Four were checked; three contenders had a round to warm up, and two, on two layers.
-    assert [step for step in steps if step[0] == "checking"] == [
-        ("checking", n, 4) for n in (1, 2, 3, 4)
-    ]
-    assert [step for step in steps if step[0] == "timing"][-1] == ("timing", 18, 18)
 
 
-def test_it_goes_on_where_it_was_stopped(folder, tmp_path):
-    kept = tmp_path / "ranking.json"
-    ranking = ranks.Ranking(CONDITIONS)
-    _rank(folder, ranking, stop_after=2)
-    ranks.save(ranking, kept)
-    ranking = ranks.load(kept, CONDITIONS)
-    assert sum(each.checked for each in ranking.entries.values()) == 1 + 1 + 2
-    steps = _rank(folder, ranking, stop_after=3)
-    assert [step[2] for step in steps if step[0] == "checking"] == [2, 2]
-    assert {each.rounds for each in ranking.in_order()} == {1}
-    ranks.save(ranking, kept)
-    ranking = ranks.load(kept, CONDITIONS)
-    steps = _rank(folder, ranking)
-    assert not [step for step in steps if step[0] == "checking"]
-    assert [step for step in steps if step[0] == "timing"][-1] == ("timing", 12, 12)
-    assert {each.rounds for each in ranking.in_order()} == {2}
-    assert _rank(folder, ranking) == []
-
-
-def test_a_changed_file_is_compared_with_its_last_sum(folder):
-    ranking = ranks.Ranking(CONDITIONS)
-    _rank(folder, ranking)
+def _change(folder, ranking):
+    """A changed file is compared with its last sum."""
     bob = folder / "bob" / "cpu-new-forward.cc"
     slow = ranking.multiple(ranking.entries["bob/cpu-new-forward.cc"])
     bob.write_text(COURSE_2020 + "// faster\n")
-    _rank(folder, ranking)
+    steps = _rank(folder, ranking=ranking)
+    # It was checked; two contenders had a round to warm up, and two, on two layers.
+    assert [step for step in steps if step[0] == "checking"] == [("checking", 1, 1)]
+    assert [step for step in steps if step[0] == "timing"][-1] == ("timing", 12, 12)
     entry = ranking.entries["bob/cpu-new-forward.cc"]
     assert entry.before == slow
     assert entry.rounds == 2
     assert ranking.multiple(entry) > 0
     bob.unlink()
-    _rank(folder, ranking)
+    _rank(folder, ranking=ranking)
     assert "bob/cpu-new-forward.cc" not in ranking.entries
     ranking.entries["ann/cpu-new-forward.cc"].failure = "it ended"
     assert "ann/cpu-new-forward.cc" not in [each.name for each in ranking.in_order()]
@@ -181,12 +178,13 @@ def test_who_failed_beside_one_that_took_the_gpu_s_memory_is_checked_again(folde
     ]
 
 
+@pytest.mark.slow
 def test_several_gpus_share_the_files(folder, monkeypatch):
     # Processes for the CPU stand in for GPUs.
     monkeypatch.setattr(ranking_workers, "places", lambda contenders: (0, 1))
     ranking = ranks.Ranking(CONDITIONS)
     with settings.override(devices="0,1"):
-        steps = _rank(folder, ranking)
+        steps = _rank(folder / "ann", folder / "bob", ranking=ranking)
     # Each has its own GPU, so how fast they are says nothing here.
     ann, bob = sorted((e for e in ranking.in_order() if e.name != OURS), key=lambda e: e.name)
     assert (ann.name[:3], bob.name[:3]) == ("ann", "bob")
@@ -196,16 +194,17 @@ def test_several_gpus_share_the_files(folder, monkeypatch):
     assert steps[-1] == ("timing", 24, 24)
 
 
+@pytest.mark.slow
 def test_what_ends_a_share_ends_the_ranking(folder, monkeypatch):
     monkeypatch.setattr(ranking_workers, "places", lambda contenders: (0, 1))
     ranking = ranks.Ranking(CONDITIONS)
-    _rank(folder, ranking, stop_after=4)
+    _rank(folder, ranking=ranking, stop_after=4)
     monkeypatch.setenv("ECE408_THREADS", "many")
     with pytest.raises(InvalidSize, match="'many' is not a number of threads"):
-        _rank(folder, ranking)
+        _rank(folder, ranking=ranking)
 
 
-def test_the_command(run_ece408, folder, tmp_path):
+def test_the_command(run_here, run_ece408, folder, tmp_path):
     output = tmp_path / "ranking"
     arguments = ("lab", "rank", str(folder / "ann"), str(folder / "cy"), "--output", str(output))
     arguments += ("--layer", "fa17_1", "--batch-size", "3", "--repeat", "1")
@@ -222,11 +221,12 @@ def test_the_command(run_ece408, folder, tmp_path):
     assert str(datetime.date.today()) in page
     assert "Not ranked" in page
     assert json.loads((output / "ranking.json").read_text())["conditions"]["rounds"] == 1
-    result = run_ece408(*arguments, "--batch-size", "5", ECE408_CACHE=cache)
+    result = run_here(*arguments, "--batch-size", "5")
     assert result.returncode == 16
     assert "was measured with another layers" in result.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("options", "layers"),
     [((), ("fa20_1", "fa20_2")), (("--term", "2017fa"), ("fa17_1",))],
@@ -287,7 +287,8 @@ def test_odd_files_are_told_and_stop_nothing(run_here, folder, tmp_path):
     (folder / "=1+1" / "k.cc").write_text("")
     output = tmp_path / "ranking"
     layer = ("--layer", "fa17_1", "--batch-size", "3", "--repeat", "1")
-    result = run_here("lab", "rank", str(folder), "--output", str(output), *layer)
+    some = [str(folder / name) for name in ("ann", "dan", "eve", "=1+1")]
+    result = run_here("lab", "rank", *some, "--output", str(output), *layer)
     assert result.returncode == 0, result.stderr
     told = dict(
         line.removeprefix("not ranked: ").split(": ", 1)
@@ -303,6 +304,7 @@ def test_odd_files_are_told_and_stop_nothing(run_here, folder, tmp_path):
     assert "\x1b" not in result.stdout + (output / "ranking.csv").read_text()
 
 
+@pytest.mark.slow
 def test_a_page_that_is_not_written_is_not_announced(run_here, folder, tmp_path, monkeypatch):
     def fail(*arguments):
         raise InvalidSetting("no such library")

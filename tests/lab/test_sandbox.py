@@ -310,6 +310,7 @@ def test_a_killed_process_leaves_neither_process_nor_folder(number, tmp_path, mo
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.slow
 def test_folders_within_folders_end_the_file_alone(kept, tmp_path, monkeypatch):
     path = tmp_path / "nests.cc"
     nests = """

@@ -101,6 +101,7 @@ def test_a_tool_watches_each_run(file):
     assert not verdict.is_right
 
 
+@pytest.mark.slow
 def test_a_run_that_finds_out_nothing_is_not_clean(file):
     (file.path.parent / "bin" / "log").write_text("========= COMPUTE-SANITIZER\n")
     assert {each.failure for each in sanitizer.sanitize(file, [PROBLEM])} == {

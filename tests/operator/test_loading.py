@@ -40,6 +40,7 @@ def test_mxnet_is_imported_without_setuptools(run_python):
     assert result.stdout.split() == ["False", "True", "True", "True"], result.stderr
 
 
+@pytest.mark.slow
 def test_another_who_imports_them_meanwhile_gets_them(run_python):
     result = run_python(
         "from ece408_op.operator import lazy_imports\n"
@@ -52,6 +53,7 @@ def test_another_who_imports_them_meanwhile_gets_them(run_python):
     assert result.stdout.splitlines() == ["True 0.5 module"], result.stderr
 
 
+@pytest.mark.slow
 def test_a_program_that_has_them_keeps_them(run_python):
     result = run_python(
         "import scipy.stats\nimport ece408_op, mxnet\nprint(mxnet.test_utils.ss is scipy.stats)\n"

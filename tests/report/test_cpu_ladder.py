@@ -27,6 +27,7 @@ def measure(tmp_path):
     return run
 
 
+@pytest.mark.slow
 def test_pytorch_is_beside_mxnet(measure):
     run = measure(sys.executable)
     assert run.returncode == 0, run.stderr

@@ -11,7 +11,7 @@ from dataclasses import replace
 import pytest
 from played import played_ladder
 
-from ece408_op.bench import cuda_report
+from ece408_op.bench import results
 from ece408_op.course.comparison import Run
 from ece408_op.course.course_terms import TERMS
 from ece408_op.files.resources import results_dir
@@ -55,14 +55,17 @@ def _overlaps(picture):
 
 def _recorded_ladder():
     """All CUDA kernels' recorded times of a term, below ceilings as an H200 has."""
-    document = cuda_report.load(results_dir() / "cuda_bench.json")
+    document = results.load(results_dir() / "cuda_bench.json")
     layers = ladder.problems(TERMS["2019fa"], 10000)
-    kernels = {n: document["results"][ladder.shape_name(p)]["kernels"] for n, p in layers.items()}
-    names = dict.fromkeys(name for of_layer in kernels.values() for name in of_layer)
+    rows = {row["case"]: row["ms"] for row in document["rows"]}
+    kernels = {n: rows[ladder.shape_name(p)] for n, p in layers.items()}
+    names = dict.fromkeys(
+        name for of_layer in kernels.values() for name in of_layer if name[0].isdigit()
+    )
     steps = tuple(
         ladder.Step(name, "an idea", "half" not in name, {
-            layer: [of_layer[name]["ms"]["min"], of_layer[name]["ms"]["median"]]
-            for layer, of_layer in kernels.items() if of_layer.get(name, {}).get("ms")
+            layer: [of_layer[name]["min"], of_layer[name]["median"]]
+            for layer, of_layer in kernels.items() if name in of_layer
         })
         for name in names
     )  # fmt: skip

@@ -38,6 +38,7 @@ def make_venv(tmp_path):
     return run
 
 
+@pytest.mark.slow
 def test_a_suitable_python_makes_the_environment(make_venv, tmp_path):
     result = make_venv(python3=f'exec "{sys.executable}" "$@"')
     assert result.returncode == 0, result.stderr

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol, Union
 
 from ...problem import PRECISIONS, ConvProblem
@@ -49,12 +49,13 @@ class Launch:
 
 @dataclass(frozen=True)
 class ConstantCopy:
-    """A device-to-device copy of an array's `nbytes` bytes to the `__constant__` variable
-    `symbol`."""
+    """A copy on the GPU of an array's `nbytes` bytes into a `__constant__` variable, `symbol`;
+    `place` is the line that demands it, if a file does."""
 
     symbol: str
     array: str
     nbytes: int
+    place: str = field(default="", compare=False)
 
 
 @dataclass(frozen=True)

@@ -91,8 +91,8 @@ def run(plan: Plan, library: ctypes.CDLL, pointers: Mapping[str, int]) -> None:
         room = library.ece408_emulator_room(ctypes.c_void_p(symbol))
         if room < each.nbytes:
             raise KernelFailed(
-                f"kernel {plan.kernel.name}: {each.symbol} has {room} bytes, and {each.array}, "
-                f"which is copied there, {each.nbytes}"
+                f"{each.place or plan.kernel.name}: copies {each.nbytes} bytes to or from "
+                f"{each.symbol}, which has {room}"
             )
         whole = ctypes.c_void_p(symbol), ctypes.c_size_t(each.nbytes)
         part = ctypes.c_void_p(pointers[each.array]), ctypes.c_size_t(each.nbytes)

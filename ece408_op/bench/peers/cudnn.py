@@ -2,25 +2,18 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ...problem import ConvProblem
+from ..results import Row, summary
 from . import process
 
 
-class Peer(process.Peer):
-    """`cudnn_peer` under this Python, without this one's packages and libraries on its paths."""
+class Peer(process.GpuPeer):
+    """cuDNN under a Python with PyTorch."""
 
-    def __init__(self, python: str) -> None:
-        paths = ("PYTHONPATH", "LD_LIBRARY_PATH")
-        clean = {name: value for name, value in os.environ.items() if name not in paths}
-        remedy = (
-            "its messages, if any, are above. Give a Python with PyTorch and CUDA by "
-            "--peer-python, or leave cuDNN out with --no-peer"
-        )
-        super().__init__("cudnn_peer.py", python, clean, remedy)
+    program = "cudnn_peer.py"
 
     def measure(
         self,
@@ -35,3 +28,15 @@ class Peer(process.Peer):
         steps = ("stride", "pad", "dilate", "groups")
         layer = {name: getattr(problem, name) for name in (*sizes, *steps)}
         return self.ask(**layer, samples=samples, direction=direction, variants=variants)
+
+
+def add(row: Row, measured: Mapping[str, Any]) -> None:
+    """Put what `Peer.measure` gives into a row."""
+    for variant, found in measured.items():
+        who = f"cudnn {variant}"
+        if "failure" in found:
+            row.setdefault("failures", {})[who] = found["failure"]
+            continue
+        row["ms"][who] = summary(found["samples_ms"])
+        if "error" in found:
+            row.setdefault("errors", {})[who] = found["error"]

@@ -2,8 +2,8 @@
 
 It runs under whichever Python has one of them, so it imports nothing of this package but what lies
 beside it. It first writes {engine: version}. The request {"open": ONNX file, "graph": file with
-MXNet's JSON, "weights": .npz, "x": .npy} is answered with {}, and {"run": engine} with {"ms": ...};
-{"run": engine, "to": .npy} also writes the first output.
+MXNet's JSON, "weights": .npz, "x": .npy, "engines": names} is answered with {}, and
+{"run": engine} with {"ms": ...}; {"run": engine, "to": .npy} also writes the first output.
 """
 
 from __future__ import annotations
@@ -94,8 +94,8 @@ def main() -> None:
         if "open" in request:
             x = np.load(request["x"])
             runs.clear()
-            for name, engine in engines.items():
-                runs[name] = ENGINES[name](engine, request, x, threads)
+            for name in request["engines"]:
+                runs[name] = ENGINES[name](engines[name], request, x, threads)
             return {}
         begin = time.perf_counter()
         found = runs[request["run"]]()

@@ -6,47 +6,52 @@ It writes which versions there are, then a line for each line it reads; `serve` 
 from __future__ import annotations
 
 import json
+import os
 import subprocess
-from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
+from ... import settings
 from ...errors import InvalidSetting
 
 
 class Peer:
-    """A program of this folder that runs for the length of a `with` block.
+    """A program of this folder that runs for the length of a `with` block, by the CPU: with as many
+    threads as ours, and its own messages on stderr are not shown.
 
-    `remedy` ends the message of the `InvalidSetting` that is raised when the process does not start
-    or has ended. With `quiet` its own messages on stderr are not shown.
+    Raises `InvalidSetting`, whose message ends with the `remedy`, when the process does not start
+    or has ended.
     """
 
-    def __init__(
-        self,
-        program: str,
-        python: str,
-        environment: Mapping[str, str],
-        remedy: str,
-        quiet: bool = False,
-    ) -> None:
-        self._python, self._remedy = python, remedy
+    program: ClassVar[str]
+    remedy = "name a Python with PyTorch as --peer-python, or leave PyTorch out"
+    stderr: ClassVar[int | None] = subprocess.DEVNULL
+
+    def __init__(self, python: str) -> None:
+        self._python = python
         try:
             self._process = subprocess.Popen(
-                [python, str(Path(__file__).with_name(program))],
+                [python, str(Path(__file__).with_name(self.program))],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
-                stderr=subprocess.DEVNULL if quiet else None,
+                stderr=self.stderr,
                 text=True,
-                env=environment,
+                env=self.environment(),
             )
         except OSError as error:
-            raise InvalidSetting(f"{python} does not run: {error}; {remedy}") from error
+            raise InvalidSetting(f"{python} does not run: {error}; {self.remedy}") from error
         try:
             self.versions = self._line()
         except InvalidSetting:
             self.__exit__()
             raise
+
+    @staticmethod
+    def environment() -> dict[str, str]:
+        """Of the process."""
+        threads = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS"), str(settings.threads()))
+        return {**os.environ, **threads}
 
     def __enter__(self) -> Any:
         return self
@@ -67,5 +72,21 @@ class Peer:
         assert self._process.stdout is not None
         line = self._process.stdout.readline()
         if not line:
-            raise InvalidSetting(f"{self._python} ended; {self._remedy}")
+            raise InvalidSetting(f"{self._python} ended; {self.remedy}")
         return json.loads(line)
+
+
+class GpuPeer(Peer):
+    """A program that has a GPU: without this Python's packages and libraries on its paths. What it
+    says on stderr is shown."""
+
+    remedy = (
+        "its messages, if any, are above. Give a Python with PyTorch and CUDA by --peer-python, or "
+        "leave PyTorch and cuDNN out"
+    )
+    stderr = None
+
+    @staticmethod
+    def environment() -> dict[str, str]:
+        paths = ("PYTHONPATH", "LD_LIBRARY_PATH")
+        return {name: value for name, value in os.environ.items() if name not in paths}

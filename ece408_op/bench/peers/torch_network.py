@@ -13,7 +13,7 @@ from __future__ import annotations
 import ast
 import json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -56,7 +56,10 @@ def dense(a: Attributes, x: torch.Tensor, w: torch.Tensor, *bias: torch.Tensor):
 def normalisation(a: Attributes, x: torch.Tensor, *arrays: torch.Tensor):
     gamma, beta, mean, variance = arrays
     gamma = None if a.get("fix_gamma", True) else gamma
-    return functional.batch_norm(x, mean, variance, gamma, beta, False, 0, a.get("eps", 1e-3))
+    # Gradients are wanted where a network is trained.
+    train = torch.is_grad_enabled()
+    kept = 1 - a.get("momentum", 0.9)
+    return functional.batch_norm(x, mean, variance, gamma, beta, train, kept, a.get("eps", 1e-3))
 
 
 def pooling(a: Attributes, x: torch.Tensor):
@@ -162,6 +165,11 @@ class Graph:
             elif node["op"] == "null":
                 array = torch.from_numpy(weights[node["name"]]).to(device)
                 self._held[number] = self.placed(array)
+
+    def weights(self, but: Sequence[str]) -> Tensors:
+        """Those whose names do not end like one of these."""
+        names = {number: node["name"] for number, node in enumerate(self._nodes)}
+        return [each for n, each in self._held.items() if not names[n].endswith(tuple(but))]
 
     def placed(self, x: torch.Tensor) -> torch.Tensor:
         return x.contiguous(memory_format=self._layout) if x.dim() == 4 else x

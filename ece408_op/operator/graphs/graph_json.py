@@ -54,8 +54,13 @@ def write(graph: Graph, like: Any) -> Any:
     from mxnet.symbol import load_json
     from mxnet.symbol.numpy import _Symbol
 
-    symbol = load_json(json.dumps(graph))
+    symbol = load_json(as_text(graph))
     return symbol.as_np_ndarray() if isinstance(like, _Symbol) else symbol
+
+
+def as_text(graph: Graph) -> str:
+    """As MXNet reads it, which knows no letter by JSON's escape `\\u`."""
+    return json.dumps(graph, ensure_ascii=False)
 
 
 def is_part(node: Node) -> bool:

@@ -184,7 +184,7 @@ def part(
     from mxnet.symbol import load_json
 
     # Its inputs are in MXNet's order of traversal.
-    symbol = load_json(json.dumps(held))
+    symbol = load_json(graph_json.as_text(held))
     inputs = [taken[each] for each in symbol.list_inputs()]
     kinds = (_kind(graph, entry, (entry[0], entry[1]) in parameters) for entry in inputs)
     return {

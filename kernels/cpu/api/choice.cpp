@@ -7,7 +7,7 @@
 // Estimates are in vector multiply-adds at the rate of one core.
 //
 // The loss by choosing: docs/results/cpu_layers.md has every kernel's time on 26 layers of networks
-// (scripts/bench_layers.py). On two cores with AVX-512, at batch 16, the chosen kernel has 0.98 of
+// (scripts/bench.py layers). On two cores with AVX-512, at batch 16, the chosen kernel has 0.98 of
 // the fastest one's speed forward, 0.98 for the gradient for x and 1.00 for w (geometric means).
 #include "api/choice.h"
 
@@ -365,7 +365,7 @@ constexpr int64_t kWorthPacking = 24;
 // 16 lanes also products of a sum; and channels from which on one dimension is, with 16 lanes.
 constexpr int64_t k2dChannels = 16, k2dProducts = 576, k1dChannels = 256;
 
-// Filters from which on there are enough to share the gradient for w among threads.
+// Filters from which on there are enough to divide the gradient for w among threads.
 constexpr int64_t kPlaneFilters = 32;
 
 int64_t products(const Shape& s) { return s.channels * s.kernel_h * s.kernel_w; }

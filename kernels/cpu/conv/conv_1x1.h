@@ -50,7 +50,7 @@ constexpr int64_t kRunFloats = 1 << 15;
 // as long). Products of shorter vectors take longer.
 constexpr int64_t kPrefetchChannels = kLanes == 16 ? 16 : 64;
 
-// Channels from which on threads that share an image prefetch its pixels.
+// Channels from which on threads that divide an image prefetch its pixels.
 constexpr int64_t kPrefetchMinChannels = 64;
 
 // A tile of pixels by consecutive blocks of filters: sums over channels [begin, end). Sums of

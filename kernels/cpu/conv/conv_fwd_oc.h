@@ -45,7 +45,7 @@ constexpr double kPadCost = 0.8, kLoadWeightCost = 0.4;
 // a core's cache.
 constexpr int64_t kPartPackWinograd = 1 << 17;
 
-// Whether threads share the chunks evenly, or almost.
+// Whether the chunks divide evenly among the threads, or almost.
 inline bool divides_evenly(int64_t chunks, int threads) {
     return chunks % threads == 0 || chunks >= kChunksPerThread * threads;
 }

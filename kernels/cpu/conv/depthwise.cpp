@@ -31,7 +31,7 @@ namespace {
 // bands: in networks other threads have written most of them, into their cores' caches.
 constexpr int64_t kFetchedBytes = int64_t{128} << 10;
 
-// Whether two output rows may share a vector.
+// Whether a vector may hold two output rows.
 bool packs_rows(const Shape& s) {
     const bool plain = s.stride_h == 1 && s.stride_w == 1 && s.dilate_h == 1 && s.dilate_w == 1;
     return kMostPacked > 1 && plain && s.out_width == s.width && s.width * kMostPacked <= kLanes;
@@ -48,7 +48,7 @@ void plan_rows(Call* call) {
     const int64_t rows = divide_up(s.out_height, call->packed);
     call->classes = s.dilate_h < s.out_height ? s.dilate_h : s.out_height;
     call->rows = rows / call->classes, call->one_more = rows % call->classes;
-    // All tiles have the same number of rows; rows that two tiles share are computed by both.
+    // All tiles have the same number of rows; rows of two tiles are computed by both.
     call->tile_rows = divide_up(call->rows, divide_up(call->rows, kMostRows));
     call->tiles = divide_up(call->rows + (call->one_more > 0), call->tile_rows);
 }
@@ -85,7 +85,7 @@ int run_layer(const Layer& layer, const float* x, const float* bias, const ece40
                      s.dilate_w == 1;
     RunPlanes* const by_tiles = s.kernel_h == 3 ? pick_planes<3>(call) : pick_planes<5>(call);
     RunPlanes* const run = call.goes_down ? run_bands : by_tiles;
-    // If planes are few, threads share each.
+    // If planes are few, threads divide each.
     const int64_t parts = layer.planes() < 4 * threads ? call.tiles : 1;
     parallel_for_ranges(threads, layer.planes() * parts, [&](int64_t begin, int64_t end, int) {
         if (parts == 1) {

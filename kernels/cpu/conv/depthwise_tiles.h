@@ -4,7 +4,7 @@
 // Pixels beyond a row's ends are loaded and masked out of the products; without masked products, or
 // where loads would leave the array, the loads are masked. Rows in the border read a row of zeros.
 // Both count as multiplied by zero, so other kernels compute with weights that are not all finite.
-// If rows are at most half a vector wide, two rows that are adjacent in memory share a vector.
+// If rows are at most half a vector wide, a vector holds two adjacent rows.
 //
 // With stride 2, two vectors are loaded, whose even and odd lanes are two taps. Most of these loads
 // cross a cache line, which takes two accesses, so the third tap of 3 is another tap shifted by a

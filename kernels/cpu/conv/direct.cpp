@@ -86,27 +86,24 @@ struct TileRun {
         args.tiles = tiles;
     }
 
-    template <bool Stream>
-    typename Strip<Stream>::Function* pick_strip(int64_t vectors) const {
-        return pick_tile<Strip<Stream>>(args.kernel_w, static_cast<int>(filters),
-                                        static_cast<int>(vectors));
+    Strip::Function* pick_strip(int64_t vectors) const {
+        return pick_tile<Strip>(args.kernel_w, static_cast<int>(filters),
+                                static_cast<int>(vectors));
     }
 
-    template <bool Stream>
     void strip_of(int64_t begin, int64_t end, int64_t vectors) {
         if (begin >= end) return;
         set(plan.tiling.first_vector(begin), end - begin);
         args.head = begin == 0;
-        pick_strip<Stream>(vectors)(args);
+        pick_strip(vectors)(args);
         args.ahead += args.tiles * args.ahead_lines * kLine;
     }
 
-    template <bool Stream>
     void run(int64_t begin, int64_t end) {
         const int64_t wide = plan.tiling.wide, size = plan.tiling.size;
         const int64_t turn = wide < begin ? begin : wide < end ? wide : end;
-        strip_of<Stream>(begin, turn, size + 1);
-        strip_of<Stream>(turn, end, size);
+        strip_of(begin, turn, size + 1);
+        strip_of(turn, end, size);
     }
 
     // Computes tile by tile through scratch, if tiles may not overwrite their neighbours' outputs.
@@ -121,7 +118,7 @@ struct TileRun {
             args.out = kInScratch;
             args.filter_step = (last - first) * kLanes;
             args.epilogue = {};
-            pick_strip<false>(last - first)(args);
+            pick_strip(last - first)(args);
             put(plan.tiling, epilogue, scratch, y, filters, first, last, accumulate);
         }
     }
@@ -133,11 +130,12 @@ struct TileRun {
         alignas(64) float carried[kMaxFilters * kLanes] = {};
         args.carried = carried;
         const int64_t last = plan.tiling.tiles - 1;
-        run<true>(0, last);
+        run(0, last);
         const int64_t out = plan.tiling.first_vector(last) * kLanes;
         for (int64_t m = 0; m < filters && last > 0; ++m)
             end_stream(y + m * args.filter_step, out, carried + m * kLanes);
-        run<false>(last, last + 1);
+        args.carried = nullptr;
+        run(last, last + 1);
 #endif
     }
 };
@@ -149,7 +147,7 @@ void run_tiles(TileRun* tile_run, int64_t begin, int64_t end, bool accumulate, b
     // Threads must not both write the lanes that two vectors share; a single thread writes them
     // twice.
     const bool through_scratch = !whole && end == tiling.tiles && tiling.first > 0;
-    tile_run->run<false>(begin, end - through_scratch);
+    tile_run->run(begin, end - through_scratch);
     if (through_scratch) tile_run->run_through_scratch(end - 1, end, false);
 }
 

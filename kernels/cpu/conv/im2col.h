@@ -24,7 +24,7 @@ namespace {
 
 // The least number of tasks, if the problem allows it.
 constexpr int64_t kLeastTasks = 16;
-// Rows of dy per task, for each row that the windows of two tasks share.
+// Rows of dy per task, for each row in the windows of two tasks.
 constexpr int64_t kLeastOwnRows = 4;
 // The most sums of dx that a thread holds.
 constexpr int64_t kMostKept = 1 << 19;

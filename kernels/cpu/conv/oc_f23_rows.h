@@ -78,7 +78,7 @@ inline void split_residues(Vec (&v)[4]) {
     v[1] = even_lanes(first[1], second[1]), v[3] = odd_lanes(first[1], second[1]);
 }
 
-// Lanes of a vector from padded column `at` on that lie in the image.
+// Lanes of a vector from padded column `at` on that are in the image.
 inline Mask lanes_inside(const ComponentShape& s, int64_t at) {
     const auto lane = [&](int64_t column) {
         return static_cast<int>(column < at ? 0 : column > at + kLanes ? kLanes : column - at);

@@ -18,7 +18,7 @@ double wide(T value) {
     return static_cast<double>(widen(value));
 }
 
-// Row (or column) of x that tap `tap` of output row `out` reads; may lie outside x.
+// Row (or column) of x that tap `tap` of output row `out` reads; may be outside x.
 inline int64_t input_at(int64_t out, int64_t tap, int64_t stride, int64_t pad, int64_t dilate) {
     return out * stride + tap * dilate - pad;
 }

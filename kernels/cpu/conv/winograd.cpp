@@ -21,12 +21,12 @@
 namespace ece408 {
 namespace {
 
-// Bytes of components per band, unless that is too few rows: they share a core's cache with weights
+// Bytes of components per band, unless that is too few rows: a core's cache also holds weights
 // and sums. (Neighbouring bands have rows in common.)
 constexpr int64_t kNearBytes = 384 << 10;
 constexpr int64_t kLeastRows = 4;
 
-// Channels times filters from which on threads share the packing of weights.
+// Channels times filters from which on threads divide the packing of weights.
 constexpr int64_t kManyWeights = 1024;
 
 // The largest kernel.
@@ -58,7 +58,7 @@ struct Plan {
     int64_t vectors(int64_t row_pairs) const {
         return divide_up((row_pairs - 1) * pitch + columns.out_pairs, kLanes);
     }
-    // Floats that are read of an image's row; a few lie beyond it.
+    // Floats that are read of an image's row; a few are beyond it.
     int64_t row_span() const { return 2 * divide_up(pitch, kLanes) * kLanes + 2; }
     int64_t image_rows() const { return 2 * (band_pairs + rows.groups); }
     // Floats per thread: components, the sums of a block of filters, and rows with a border.

@@ -26,7 +26,7 @@ struct Layer {
     int64_t stride_h, stride_w;
 
     bool as_it_is() const { return height == shape.height && width == shape.width; }
-    // The first tap of a filter's window in a channel; if the kernel is rotated, the other taps lie
+    // The first tap of a filter's window in a channel; if the kernel is rotated, the other taps are
     // before it.
     const float* taps(int64_t m, int64_t c) const {
         const int64_t window = shape.kernel_h * shape.kernel_w;

@@ -39,9 +39,9 @@ struct StripArgs {
     // Data to prefetch: `ahead_lines` cache lines per tile.
     const float* ahead;
     int64_t ahead_lines;
-    // Streamed strips only: whether the strip begins the plane, and each filter's last vector.
+    // Of strips that are streamed: whether this one begins the plane, and each filter's last vector.
     bool head;
-    float* carried;
+    float* carried;  // null for other strips
 };
 
 // Floats of packed weights with biases. Odd tiles load vectors that reach beyond them.
@@ -50,7 +50,7 @@ inline int64_t packed_floats(const Shape& s) {
     return s.filters * (1 + s.channels * s.kernel_h * s.kernel_w) + beyond;
 }
 
-// Weights from which on threads share the packing.
+// Weights from which on threads divide the packing.
 constexpr int64_t kManyWeights = 1 << 15;
 
 // Channels per partial sum of 1x1 kernels: long sums lose more to rounding.
@@ -225,7 +225,6 @@ inline void end_stream(float* plane, int64_t out, const float* carried) {
 }
 #endif
 
-template <bool Stream>
 struct Strip {
     using Function = void(const StripArgs&);
 
@@ -245,7 +244,8 @@ struct Strip {
             add_window<KW>(args, in, split, sum);
             if (args.epilogue.factors) apply_epilogue(args, args.out + tile * VT, sum);
 #if ECE408_STREAMS
-            if constexpr (Stream) {
+            // A function for both: sums are most of the code.
+            if (args.carried) {
                 stream_tile(args, args.out[tile * VT], args.head && tile == 0, sum);
                 continue;
             }

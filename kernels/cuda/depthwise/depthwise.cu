@@ -1,8 +1,8 @@
 // Depthwise: convolutions whose groups have one channel and one filter.
 //
-// Each pixel is needed for few outputs, so memory limits it. A block copies rows of a plane, or
-// several small planes, into shared memory, and its threads take columns of them. With strides, and
-// in small planes, threads read their pixels from global memory instead.
+// Few outputs use each pixel, so memory bandwidth is the limit. A block copies rows of a plane, or
+// several small planes, to shared memory, and its threads compute columns. With strides, and in
+// small planes, threads read their pixels from global memory instead.
 //
 // Measured: not yet.
 #include "depthwise_fwd.cuh"

@@ -1,17 +1,16 @@
-// What the kernels for groups of one channel or few share: the layer's shape, which pixels a thread
-// reads for its outputs, and copies between global and shared memory.
+// Shared by the kernels for groups of one or few channels: the layer's shape, the pixels that a
+// thread's outputs read, and copies between global and shared memory.
 //
-// Whole rows of one plane, or several whole planes, are one piece of memory in NCHW. A block copies
-// such a piece into shared memory, 16 bytes at a time. There a piece is as far from a multiple of
-// 16 bytes as it is in global memory, so any start will do. Then neighbouring threads take
-// neighbouring columns, each some rows of them: a row of pixels that several of these need is read
-// once and stays in registers.
+// In NCHW, whole rows of one plane, or several whole planes, are one contiguous run of memory. A
+// block copies a run to shared memory in 16-byte vectors, and keeps its misalignment, so a run may
+// start at any float. Neighbouring threads then take neighbouring columns, each with several rows:
+// a row of pixels that several outputs need is read once and stays in registers.
 #pragma once
 
 #ifndef GROUPS
 #define GROUPS 8
 #endif
-// Planes that a group's outputs are computed from, and planes of these.
+// A group's input planes and output planes.
 #ifndef GROUP_IN
 #define GROUP_IN 1
 #endif
@@ -19,7 +18,7 @@
 #define GROUP_OUT 1
 #endif
 #ifndef HELD
-#define HELD GROUP_IN  // planes of a group that a block reads at once
+#define HELD GROUP_IN  // planes of a group that are in shared memory at once
 #endif
 #ifndef HEIGHT
 #define HEIGHT 28
@@ -55,14 +54,14 @@
 #define BIAS 0  // 1: bias[channel] is added
 #endif
 #ifndef ACCUMULATE
-#define ACCUMULATE 0  // 1: the result is added to what the output holds, 0: overwrites it
+#define ACCUMULATE 0  // 1: the result is added to the output, 0: overwrites it
 #endif
 #ifndef ACTIVATE
-#define ACTIVATE(v)  // statements that make of v, which holds the result, what is stored
+#define ACTIVATE(v)  // statements on v, the result, before it is stored
 #endif
 
-// A thread has ROWS rows of all of a group's outputs; a block STRIPS times as many of one group, or
-// PLANES groups with their whole planes.
+// A thread has ROWS rows of all of a group's outputs. A block has STRIPS times as many rows of one
+// group, or the whole planes of PLANES groups.
 #ifndef ROWS
 #define ROWS 4
 #endif
@@ -77,7 +76,7 @@
 #endif
 
 #ifndef BACKWARD
-#define BACKWARD 0  // 1: outputs are pixels of x, and what they read is dy; 0: the other way around
+#define BACKWARD 0  // 1: outputs are pixels of dx, and inputs are dy; 0: outputs are y
 #endif
 
 __host__ __device__ constexpr int divide_up(int count, int size) {
@@ -88,8 +87,8 @@ __host__ __device__ constexpr int smaller(int a, int b) { return a < b ? a : b; 
 
 __host__ __device__ constexpr int larger(int a, int b) { return a < b ? b : a; }
 
-// Which places of an axis the taps read for the r-th of some neighbouring outputs, counted from
-// `begin` of the first of these, which backward is a multiple of the stride.
+// The input positions along an axis that the taps read for output `r` of a few neighbouring ones,
+// relative to `begin` of the first one. Backward, that first output is a multiple of the stride.
 template <int KERNEL, int STRIDE, int PAD, int DILATE>
 struct Axis {
     __host__ __device__ static constexpr int begin(int first) {
@@ -135,29 +134,29 @@ using Across = Axis<KERNEL_W, STRIDE_W, PAD_W, DILATE_W>;
 constexpr int kTaps = KERNEL_H * KERNEL_W;
 constexpr unsigned kInPlane = kInH * kInW, kOutPlane = kOutH * kOutW;
 
-// Neighbouring outputs of a row read through other taps where a stride is undone: a thread has as
-// many columns as there are cases, so that all threads do the same.
+// Backward with a stride, neighbouring outputs of a row read through different taps. A thread has
+// one column of each case, so that all threads run the same code.
 constexpr int kColumns = BACKWARD ? STRIDE_W : 1;
 constexpr int kUnits = divide_up(kOutW, kColumns);  // threads along a row
 constexpr int kPlaneItems = STRIPS * kUnits, kItems = PLANES * kPlaneItems;
 constexpr int kLeast = Down::least(ROWS), kMost = Down::most(ROWS);
 constexpr int kBandRows = STRIPS * ROWS, kBands = divide_up(kOutH, kBandRows);
-constexpr bool kEven = kOutH % kBandRows == 0 && kOutW % kColumns == 0;  // no item is cut off
+constexpr bool kEven = kOutH % kBandRows == 0 && kOutW % kColumns == 0;  // no item is partial
 constexpr int kReach = Down::begin((STRIPS - 1) * ROWS) + kMost - kLeast + 1;
-// Whole planes of a block are one piece of memory; bands of a group's planes are a piece each.
-constexpr int kInPieces = kBands == 1 ? 1 : HELD, kInOfPiece = HELD / kInPieces;
-constexpr int kOutPieces = kBands == 1 ? 1 : GROUP_OUT, kOutOfPiece = GROUP_OUT / kOutPieces;
-// What a block has of a piece of both arrays at most.
-constexpr int kInFloats = PLANES * kInOfPiece * (kBands == 1 ? kInH : smaller(kInH, kReach)) * kInW;
-constexpr int kOutFloats = PLANES * kOutOfPiece * smaller(kOutH, kBandRows) * kOutW;
+// A block's whole planes are one run; bands of a group's planes are one run each.
+constexpr int kInRuns = kBands == 1 ? 1 : HELD, kInOfRun = HELD / kInRuns;
+constexpr int kOutRuns = kBands == 1 ? 1 : GROUP_OUT, kOutOfRun = GROUP_OUT / kOutRuns;
+// The maximum number of floats of a run, of both arrays.
+constexpr int kInFloats = PLANES * kInOfRun * (kBands == 1 ? kInH : smaller(kInH, kReach)) * kInW;
+constexpr int kOutFloats = PLANES * kOutOfRun * smaller(kOutH, kBandRows) * kOutW;
 
-// How far windows reach over a row's ends, and whether they stay within the rows.
+// The reach of windows beyond a row's ends, and whether they stay within the rows.
 constexpr int kLastUnit = Across::begin((kUnits - 1) * kColumns);
 constexpr int kLeft = larger(0, -Across::least(kColumns));
 constexpr int kRight = larger(0, kLastUnit + Across::most(kColumns) - (kInW - 1));
 constexpr int kLastStrip = Down::begin(kBands * kBandRows - ROWS);
 constexpr bool kWithinRows = kLeast >= 0 && kLastStrip + kMost < kInH;
-// In front of the rows that a block reads lies one of zeros, with its margins.
+// A row of zeros, with its margins, comes before the rows that a block reads.
 constexpr int kZeros = divide_up(kLeft + (kWithinRows ? 0 : kInW + kRight), 4) * 4;
 
 static_assert(PLANES == 1 || (kBands == 1 && kItems <= THREADS), "several planes are whole ones");
@@ -166,26 +165,26 @@ static_assert(GROUP_IN % HELD == 0 && (HELD == GROUP_IN || (PLANES == 1 && kItem
               "sums of some of a group's planes stay in registers");
 static_assert(!BACKWARD || ROWS % STRIDE_H == 0, "a thread begins at a multiple of the stride");
 
-// Vectors for a piece of memory that begins anywhere.
+// The vectors that hold `floats` floats at any misalignment.
 __host__ __device__ constexpr int vectors_for(int floats) { return divide_up(floats + 3, 4); }
 
-// How many floats an address is from a multiple of 16 bytes.
+// The distance in floats of an address from a multiple of 16 bytes.
 __device__ __forceinline__ int misalignment(const float *at) {
     return int(reinterpret_cast<size_t>(at) / 4 % 4);
 }
 
-// Where the first float of a piece lies in shared memory.
-__device__ __forceinline__ float *placed(float4 *space, const float *piece) {
-    return reinterpret_cast<float *>(space) + misalignment(piece);
+// The address in shared memory of a run's first float.
+__device__ __forceinline__ float *placed(float4 *space, const float *run) {
+    return reinterpret_cast<float *>(space) + misalignment(run);
 }
 
-// How a block's threads share a piece out: whole vectors, and up to three floats at both ends.
-struct Piece {
+// The split of a run: whole vectors, and up to three floats at each end.
+struct Run {
     int count, head, body;
 
-    __device__ Piece() {}
+    __device__ Run() {}
 
-    __device__ Piece(const float *at, int floats) {
+    __device__ Run(const float *at, int floats) {
         count = max(floats, 0);
         head = min((4 - misalignment(at)) & 3, count);
         body = (count - head) / 4;
@@ -193,13 +192,13 @@ struct Piece {
 
     __device__ bool has_vector(int i) const { return threadIdx.x + i * THREADS < body; }
 
-    // This thread's float of those at the ends; there may be none.
+    // This thread's float at one of the ends, if it has one.
     __device__ int end() const { return threadIdx.x < head ? threadIdx.x : threadIdx.x + 4 * body; }
 };
 
-// The rows of one plane that a band's outputs read; of a whole plane all.
+// The rows of a plane that a band's outputs read; for a whole plane, all rows.
 struct Band {
-    int row, first, end;  // the first row of the outputs; from where to where it reads
+    int row, first, end;  // the first output row; the range of input rows
 
     __device__ explicit Band(int number) {
         row = number * kBandRows;
@@ -208,53 +207,52 @@ struct Band {
         end = kBands == 1 ? kInH : min(max(begin + kReach, first), kInH);
     }
 
-    // Of a piece of so many groups.
+    // The input floats of a run of `groups` groups.
     __device__ int in_floats(int groups) const {
-        return groups * kInOfPiece * (end - first) * kInW;
+        return groups * kInOfRun * (end - first) * kInW;
     }
 
     __device__ int out_floats(int groups) const {
-        return groups * kOutOfPiece * min(kOutH - row, kBandRows) * kOutW;
+        return groups * kOutOfRun * min(kOutH - row, kBandRows) * kOutW;
     }
 };
 
-// A piece on its way into shared memory: all loads come before the first store, and the block may
-// do other things between them.
+// A run in flight to shared memory. All loads come before the first store, with other work between.
 template <int MOST>
 struct Copy {
     static constexpr int kEach = divide_up(divide_up(MOST, 4), THREADS);
-    Piece piece;
+    Run run;
     float4 vectors[kEach];
     float end;
     int shift;
 
     __device__ __forceinline__ void load(const float *from, int floats) {
-        piece = Piece(from, floats);
+        run = Run(from, floats);
         shift = misalignment(from);
-        const float4 *whole = reinterpret_cast<const float4 *>(from + piece.head);
+        const float4 *whole = reinterpret_cast<const float4 *>(from + run.head);
 #pragma unroll
         for (int i = 0; i < kEach; i++) {
-            if (piece.has_vector(i)) vectors[i] = __ldg(whole + threadIdx.x + i * THREADS);
+            if (run.has_vector(i)) vectors[i] = __ldg(whole + threadIdx.x + i * THREADS);
         }
-        if (piece.end() < piece.count) end = __ldg(from + piece.end());
+        if (run.end() < run.count) end = __ldg(from + run.end());
     }
 
     __device__ __forceinline__ void store(float4 *space) const {
         float *to = reinterpret_cast<float *>(space) + shift;
-        float4 *whole = reinterpret_cast<float4 *>(to + piece.head);
+        float4 *whole = reinterpret_cast<float4 *>(to + run.head);
 #pragma unroll
         for (int i = 0; i < kEach; i++) {
-            if (piece.has_vector(i)) whole[threadIdx.x + i * THREADS] = vectors[i];
+            if (run.has_vector(i)) whole[threadIdx.x + i * THREADS] = vectors[i];
         }
-        if (piece.end() < piece.count) to[piece.end()] = end;
+        if (run.end() < run.count) to[run.end()] = end;
     }
 };
 
-// A thread's part of a block's outputs.
+// A thread's outputs within a block.
 struct Item {
-    int group, row, column;  // of the block; of the plane
+    int group, row, column;  // within the block; within the plane
 
-    // The compiler does not see by itself what is 0, nor then which rows are in the padding.
+    // Explicit zeros: the compiler cannot derive them, and so which rows are never padding.
     __device__ Item(unsigned number, const Band &band) {
         group = PLANES == 1 ? 0 : number / kPlaneItems;
         row = STRIPS == 1 ? band.row : band.row + number / kUnits % STRIPS * ROWS;
@@ -262,15 +260,15 @@ struct Item {
     }
 };
 
-// Shared memory for the rows that a block reads. A thread reads what is around them, too, without a
-// branch, and then takes zeros instead of it: so it must be there and not be anyone's.
+// Shared memory for the rows that a block reads. Threads also read around them without a branch,
+// and replace those numbers by zeros, so the memory around must exist and have no other writer.
 struct Tile {
     float4 space[kZeros / 4 + vectors_for(kInFloats + kRight)];
 
     __device__ __forceinline__ void store(const Copy<kInFloats> &copy) {
         copy.store(space + kZeros / 4);
         float *floats = reinterpret_cast<float *>(space);
-        const int begin = kZeros + copy.shift, end = begin + copy.piece.count;
+        const int begin = kZeros + copy.shift, end = begin + copy.run.count;
         for (int i = threadIdx.x; i < begin; i += THREADS) floats[i] = 0;
         for (int i = threadIdx.x; i < kRight; i += THREADS) floats[end + i] = 0;
     }
@@ -280,20 +278,19 @@ struct Tile {
     }
 };
 
-// What an item reads of a plane of its group's in a piece, from its first row's and column's `begin`
-// on.
+// A thread's window in one plane of a run, from `begin` of its first row and column.
 struct Window {
     const float *pixels, *zeros;
     int row, column;
 
     __device__ Window(const Tile &tile, int shift, const Band &band, const Item &item, int plane)
         : row(Down::begin(item.row)), column(Across::begin(item.column)) {
-        const int rows = (item.group * kInOfPiece + plane) * kInH + row - band.first;
+        const int rows = (item.group * kInOfRun + plane) * kInH + row - band.first;
         pixels = tile.floats() + (kZeros + shift + rows * kInW + column);
         zeros = tile.floats() + (kLeft + column);
     }
 
-    // What the taps of a row read h rows further down: pixels, and zeros outside of the plane.
+    // Reads the pixels of window row `h`, with zeros outside the plane.
     __device__ __forceinline__ void read(float (&found)[kColumns][KERNEL_W], int h) const {
         const bool inside = kWithinRows || unsigned(row + h) < kInH;
         const float *from = inside ? pixels + h * kInW : zeros;

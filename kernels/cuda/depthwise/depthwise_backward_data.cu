@@ -1,9 +1,8 @@
 // The gradient for x of convolutions whose groups have one channel and one filter: dx from w and
 // dy.
 //
-// As depthwise.cu, with dy in place of x: a pixel's sum is over the outputs that it had a part in.
-// Which taps these are depends on its row's and its column's remainder by the stride, and a thread
-// has pixels of all remainders.
+// As depthwise.cu, with dy as the input: a pixel's sum is over the outputs that read it. Its row's
+// and column's remainders by the stride select the taps; each thread has pixels of all remainders.
 //
 // Measured: no, it is not on the ladder.
 #define BACKWARD 1

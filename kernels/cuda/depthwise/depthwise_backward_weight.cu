@@ -1,16 +1,16 @@
-// The gradient for w of groups of one channel or few: dw from x and dy.
+// The gradient for w of groups of one or few channels: dw from x and dy.
 //
-// A block takes a group, or several of small planes, and some of the images: of each it copies rows
-// of x and dy into shared memory, and every thread keeps a sum for each tap of all filters in
-// registers. The next rows are on their way meanwhile. In the end the threads' sums are added up,
-// always in the same order; where several blocks share a group, `reduce` adds up theirs.
+// A block has one group, or several with small planes, and some of the images. It copies rows of x
+// and dy to shared memory, with the next rows in flight, and each thread keeps a sum for each tap
+// of all filters in registers. The threads' sums are added up at the end, in a fixed order; where
+// several blocks divide a group's images, `reduce` adds up their sums.
 //
 // Measured: no, it is not on the ladder.
 #include "depthwise.cuh"
 
 constexpr unsigned kWeights = GROUPS * GROUP_OUT * GROUP_IN * kTaps;
 constexpr int kBlocks = divide_up(GROUPS, PLANES);
-// A plane of x has so many threads, of one group whole warps.
+// Threads of a plane of x; whole warps where a block has one group.
 constexpr int kPlaneThreads = PLANES == 1 ? THREADS / GROUP_IN : kPlaneItems;
 static_assert(HELD == GROUP_IN, "windows of a group's planes are there at once");
 static_assert(PLANES > 1 || THREADS % (32 * GROUP_IN) == 0, "whole warps");
@@ -18,12 +18,12 @@ static_assert(PLANES * GROUP_IN * kPlaneThreads <= THREADS, "a thread has one pl
 
 using Sums = float[GROUP_OUT][KERNEL_H][KERNEL_W];
 
-// Of a pair of planes of a group.
+// The index of the first weight between two planes of a group.
 __device__ __forceinline__ unsigned first_weight(unsigned group, int in, int out) {
     return ((group * GROUP_OUT + out) * GROUP_IN + in) * kTaps;
 }
 
-// A weight's sum by the definition, in double precision.
+// A weight's sum by direct convolution, in double precision.
 __device__ __noinline__ float textbook(const float *x, const float *dy, int batch, int weight) {
     const int filter = weight / kTaps / GROUP_IN, group = filter / GROUP_OUT;
     const int channel = group * GROUP_IN + weight / kTaps % GROUP_IN;
@@ -42,7 +42,7 @@ __device__ __noinline__ float textbook(const float *x, const float *dy, int batc
     return float(sum);
 }
 
-// Write a sum. Where it is not finite, padding may have been multiplied: it is computed again.
+// Writes a sum. If it is not finite, padding may have been multiplied: it is recomputed.
 __device__ __forceinline__ void put(float *dw, float sum, const float *x, const float *dy,
                                     int batch, int weight) {
     if (!isfinite(sum)) sum = textbook(x, dy, batch, weight);
@@ -50,25 +50,25 @@ __device__ __forceinline__ void put(float *dw, float sum, const float *x, const 
     dw[weight] = sum;
 }
 
-// Where a block's rows of an image begin in both arrays.
+// The first rows of a block in both arrays, for one image.
 struct Unit {
     Band band;
-    size_t group;  // of all images'
+    size_t group;  // counted over all images
 
     __device__ Unit(unsigned number, unsigned group0)
         : band(number % kBands), group(size_t(number / kBands) * GROUPS + group0) {}
 
-    __device__ const float *in(const float *x, int piece) const {
-        return x + (group * GROUP_IN + piece) * kInPlane + band.first * kInW;
+    __device__ const float *in(const float *x, int run) const {
+        return x + (group * GROUP_IN + run) * kInPlane + band.first * kInW;
     }
 
-    __device__ const float *out(const float *dy, int piece) const {
-        return dy + (group * GROUP_OUT + piece) * kOutPlane + band.row * kOutW;
+    __device__ const float *out(const float *dy, int run) const {
+        return dy + (group * GROUP_OUT + run) * kOutPlane + band.row * kOutW;
     }
 };
 
-// Add to each tap's sum what a thread's outputs of one filter give. Rows behind the last one have no
-// part in it, not even as zeros: what lies under their windows may be infinite.
+// Adds a thread's outputs of one filter to each tap's sum. Rows beyond the last output are skipped,
+// not multiplied by zero: the pixels under their windows may be infinite.
 __device__ __forceinline__ void add_up(Sums &sums, const Window &window,
                                        const float (&gradients)[GROUP_OUT][ROWS],
                                        const Item &item) {
@@ -100,9 +100,9 @@ __device__ __forceinline__ float sum_of_warp(float sum) {
     return sum;
 }
 
-// Calls f(plane, filter of the group, tap, sum) with the sums of all threads that have the plane.
+// Calls f(plane, filter of the group, tap, sum) with the sums over all threads of the plane.
 template <class F>
-__device__ __forceinline__ void finish_one_group(const Sums &sums, F f) {
+__device__ __forceinline__ void reduce_one_group(const Sums &sums, F f) {
     constexpr int kWarps = THREADS / 32, kPlaneWarps = kWarps / GROUP_IN;
     __shared__ float of_warps[GROUP_OUT * kTaps][kWarps];
 #pragma unroll
@@ -123,7 +123,7 @@ __device__ __forceinline__ void finish_one_group(const Sums &sums, F f) {
 }
 
 template <class F>
-__device__ __forceinline__ void finish_groups(const Sums &sums, int groups, F f) {
+__device__ __forceinline__ void reduce_groups(const Sums &sums, int groups, F f) {
     __shared__ float of_threads[KERNEL_W][THREADS];
 #pragma unroll
     for (int row = 0; row < GROUP_OUT * KERNEL_H; row++) {
@@ -144,13 +144,13 @@ __device__ __forceinline__ void finish_groups(const Sums &sums, int groups, F f)
     }
 }
 
-// Units are bands of an image; each slice has `each` of them. Of one slice the sums are finished,
-// of more they become parts[slice][weight].
+// Units are bands of an image; each slice has `each` of them. One slice writes dw; several slices
+// write parts[slice][weight].
 extern "C" __global__ void __launch_bounds__(THREADS)
     backward_weight(float *dw, float *parts, const float *x, const float *dy, int batch, int slices,
                     int each) {
-    __shared__ Tile x_tiles[kInPieces];
-    __shared__ float4 dy_space[kOutPieces][vectors_for(kOutFloats)];
+    __shared__ Tile x_tiles[kInRuns];
+    __shared__ float4 dy_space[kOutRuns][vectors_for(kOutFloats)];
     const unsigned group0 = blockIdx.x % kBlocks * PLANES, slice = blockIdx.x / kBlocks;
     const int held = PLANES == 1 ? 1 : min(PLANES, int(GROUPS - group0));
     const unsigned begin = slice * each, end = min(begin + each, unsigned(batch) * kBands);
@@ -158,16 +158,16 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     const int first = plane / GROUP_IN * kPlaneItems;
 
     Sums sums = {};
-    Copy<kInFloats> x_copies[kInPieces];
-    Copy<kOutFloats> dy_copies[kOutPieces];
+    Copy<kInFloats> x_copies[kInRuns];
+    Copy<kOutFloats> dy_copies[kOutRuns];
     const auto load = [&](unsigned number) {
         const Unit unit(number, group0);
 #pragma unroll
-        for (int i = 0; i < kInPieces; i++) {
+        for (int i = 0; i < kInRuns; i++) {
             x_copies[i].load(unit.in(x, i), unit.band.in_floats(held));
         }
 #pragma unroll
-        for (int i = 0; i < kOutPieces; i++) {
+        for (int i = 0; i < kOutRuns; i++) {
             dy_copies[i].load(unit.out(dy, i), unit.band.out_floats(held));
         }
     };
@@ -175,21 +175,21 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     for (unsigned number = begin; number < end; number++) {
         __syncthreads();
 #pragma unroll
-        for (int i = 0; i < kInPieces; i++) x_tiles[i].store(x_copies[i]);
+        for (int i = 0; i < kInRuns; i++) x_tiles[i].store(x_copies[i]);
 #pragma unroll
-        for (int i = 0; i < kOutPieces; i++) dy_copies[i].store(dy_space[i]);
+        for (int i = 0; i < kOutRuns; i++) dy_copies[i].store(dy_space[i]);
         __syncthreads();
         if (number + 1 < end) load(number + 1);
         const Unit unit(number, group0);
-        const int piece = in / kInOfPiece, shift = misalignment(unit.in(x, piece));
+        const int run = in / kInOfRun, shift = misalignment(unit.in(x, run));
         if (plane >= held * GROUP_IN) continue;
         for (int i = threadIdx.x % kPlaneThreads; i < kPlaneItems; i += kPlaneThreads) {
             const Item item(first + i, unit.band);
             float gradients[GROUP_OUT][ROWS];
 #pragma unroll
             for (int o = 0; o < GROUP_OUT; o++) {
-                const float *rows = placed(dy_space[o / kOutOfPiece], unit.out(dy, o / kOutOfPiece));
-                const int above = (item.group * kOutOfPiece + o % kOutOfPiece) * kOutH;
+                const float *rows = placed(dy_space[o / kOutOfRun], unit.out(dy, o / kOutOfRun));
+                const int above = (item.group * kOutOfRun + o % kOutOfRun) * kOutH;
 #pragma unroll
                 for (int r = 0; r < ROWS; r++) {
                     const int row = above + item.row - unit.band.row + r;
@@ -197,12 +197,12 @@ extern "C" __global__ void __launch_bounds__(THREADS)
                     gradients[o][r] = there ? rows[row * kOutW + item.column] : 0;
                 }
             }
-            const Window window(x_tiles[piece], shift, unit.band, item, in % kInOfPiece);
+            const Window window(x_tiles[run], shift, unit.band, item, in % kInOfRun);
             add_up(sums, window, gradients, item);
         }
     }
 
-    const auto finish = [=](int plane, int out, int tap, float sum) {
+    const auto write_sum = [=](int plane, int out, int tap, float sum) {
         const unsigned group = group0 + plane / GROUP_IN;
         const unsigned weight = first_weight(group, plane % GROUP_IN, out) + tap;
         if (slices == 1) {
@@ -212,9 +212,9 @@ extern "C" __global__ void __launch_bounds__(THREADS)
         }
     };
     if constexpr (PLANES == 1) {
-        finish_one_group(sums, finish);
+        reduce_one_group(sums, write_sum);
     } else {
-        finish_groups(sums, held, finish);
+        reduce_groups(sums, held, write_sum);
     }
 }
 

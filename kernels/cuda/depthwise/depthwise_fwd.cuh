@@ -1,12 +1,12 @@
-// Outputs of groups of one channel or few, each the sum of what it reads times its weights: y from x,
-// or dx from dy.
+// Outputs of groups of one or few channels: y from x, or dx from dy.
 //
-// Blocks copy what they read to shared memory (`gather`), or with 0 PLANES each thread reads its
-// pixels itself (`gather_directly`): faster where strides or small planes leave little to share.
+// Blocks copy their input to shared memory (`gather`). With PLANES 0, each thread reads its pixels
+// itself (`gather_directly`), which is faster with strides or small planes, where threads reuse
+// little.
 //
-// In `gather`, narrow outputs, and those that a thread has several columns of, go through shared
-// memory, too, so that each 32 bytes of global memory are written once. Others are written straight
-// away: a row's neighbouring threads fill whole sectors.
+// In `gather`, narrow outputs, and outputs of threads with several columns, go through shared
+// memory, too, so that each 32-byte sector of global memory is written once. Other outputs are
+// stored directly: neighbouring threads of a row fill whole sectors.
 #pragma once
 
 #include "depthwise.cuh"
@@ -31,17 +31,17 @@ __device__ __forceinline__ void put(float4 *to, float4 sums) {
     __stcs(to, sums);
 }
 
-// Write a piece that lies in shared memory as `placed` has it.
+// Writes a run that is in shared memory at the address of `placed`.
 __device__ __forceinline__ void write_out(float *to, const float *from, int floats) {
-    const Piece piece(to, floats);
-    float4 *whole = reinterpret_cast<float4 *>(to + piece.head);
-    const float4 *sums = reinterpret_cast<const float4 *>(from + piece.head);
+    const Run run(to, floats);
+    float4 *whole = reinterpret_cast<float4 *>(to + run.head);
+    const float4 *sums = reinterpret_cast<const float4 *>(from + run.head);
 #pragma unroll 4
-    for (int i = threadIdx.x; i < piece.body; i += THREADS) put(whole + i, sums[i]);
-    if (piece.end() < piece.count) put(to + piece.end(), from[piece.end()]);
+    for (int i = threadIdx.x; i < run.body; i += THREADS) put(whole + i, sums[i]);
+    if (run.end() < run.count) put(to + run.end(), from[run.end()]);
 }
 
-// The weights of a group's outputs for one tap of one plane, as what is loaded at once.
+// The weights of a group's outputs for one tap of one plane, loaded as one vector.
 struct alignas(GROUP_OUT > 2 ? 16 : 4 * GROUP_OUT) Weights {
     float of[GROUP_OUT];
 };
@@ -51,14 +51,14 @@ using Sums = float[GROUP_OUT][ROWS][kColumns];
 constexpr bool kSingle = GROUP_IN == 1 && GROUP_OUT == 1;
 constexpr int kSteps = GROUP_IN / HELD;
 
-// From one plane of a group to one of its outputs.
+// The taps between one plane of a group and one of its outputs.
 __device__ __forceinline__ const float *taps_of(const float *w, unsigned group, int in, int out) {
     const unsigned pair = BACKWARD ? (group * GROUP_IN + in) * GROUP_OUT + out
                                    : (group * GROUP_OUT + out) * GROUP_IN + in;
     return w + pair * kTaps;
 }
 
-// The weights that a block's groups have for their planes from `first` on.
+// Copies the weights of a block's groups for planes `first` and later.
 __device__ __forceinline__ void copy_weights(Weights (*to)[kTaps], const float *w, unsigned group0,
                                              int groups, int first) {
     constexpr int kOfPlane = kTaps * GROUP_OUT;
@@ -69,7 +69,7 @@ __device__ __forceinline__ void copy_weights(Weights (*to)[kTaps], const float *
     }
 }
 
-// Adds to a thread's outputs what the rows of its window give, each of which is read once.
+// Adds the rows of a thread's window to its outputs; each row is read once.
 template <class Pixels>
 __device__ __forceinline__ void add_up(Sums &sums, const Pixels &window,
                                        const Weights (&weights)[kTaps]) {
@@ -107,23 +107,23 @@ __device__ __forceinline__ void clear(Sums &sums) {
     }
 }
 
-// Where a block's outputs are collected, if they are.
-using Collected = float4[kCollected ? kOutPieces : 1][kCollected ? vectors_for(kOutFloats) : 1];
+// Shared memory that collects a block's outputs, if they go through it.
+using Collected = float4[kCollected ? kOutRuns : 1][kCollected ? vectors_for(kOutFloats) : 1];
 
-// Write a thread's outputs, or collect them.
-__device__ __forceinline__ void finish(float *out, Collected &collected, const Sums &sums,
+// Writes a thread's outputs, or collects them.
+__device__ __forceinline__ void epilogue(float *out, Collected &collected, const Sums &sums,
                                        const float (&start)[GROUP_OUT], const Band &band,
                                        const Item &item) {
 #pragma unroll
     for (int o = 0; o < GROUP_OUT; o++) {
-        float *to = out + o / kOutOfPiece * kOutPlane;
-        if (kCollected) to = placed(collected[o / kOutOfPiece], to);
+        float *to = out + o / kOutOfRun * kOutPlane;
+        if (kCollected) to = placed(collected[o / kOutOfRun], to);
 #pragma unroll
         for (int r = 0; r < ROWS; r++) {
 #pragma unroll
             for (int c = 0; c < kColumns; c++) {
                 if (!kEven && (item.row + r >= kOutH || item.column + c >= kOutW)) continue;
-                const int plane = item.group * kOutOfPiece + o % kOutOfPiece;
+                const int plane = item.group * kOutOfRun + o % kOutOfRun;
                 const int at = (plane * kOutH + item.row - band.row + r) * kOutW + item.column + c;
                 if (kCollected) {
                     to[at] = sums[o][r][c] + start[o];
@@ -135,10 +135,10 @@ __device__ __forceinline__ void finish(float *out, Collected &collected, const S
     }
 }
 
-// All of a block's outputs; `groups` are those of all images.
+// Computes a block's outputs; `groups` counts the groups of all images.
 __device__ __forceinline__ void gather(float *out, const float *in, const float *w,
                                        const float *bias, unsigned groups) {
-    __shared__ Tile tiles[kInPieces];
+    __shared__ Tile tiles[kInRuns];
     __shared__ Collected out_space;
     __shared__ Weights shared_weights[kSingle ? 1 : PLANES * HELD][kTaps];
     const unsigned group0 = blockIdx.x / kBands * PLANES;
@@ -147,13 +147,13 @@ __device__ __forceinline__ void gather(float *out, const float *in, const float 
     in += size_t(group0) * GROUP_IN * kInPlane + band.first * kInW;
     out += size_t(group0) * GROUP_OUT * kOutPlane + band.row * kOutW;
 
-    Copy<kInFloats> copies[kInPieces];
+    Copy<kInFloats> copies[kInRuns];
     const auto load = [&] {
 #pragma unroll
-        for (int i = 0; i < kInPieces; i++) copies[i].load(in + i * kInPlane, band.in_floats(held));
+        for (int i = 0; i < kInRuns; i++) copies[i].load(in + i * kInPlane, band.in_floats(held));
     };
     load();
-    // Loops over items have more than one turn for one group only, so the weights stay the same.
+    // The loop over items repeats for one group only, so its weights stay the same.
     const unsigned mine = min(threadIdx.x / kPlaneItems, held - 1);
     const unsigned group = (group0 + mine) % GROUPS;
     Weights weights[kTaps];
@@ -170,7 +170,7 @@ __device__ __forceinline__ void gather(float *out, const float *in, const float 
         if (step > 0) __syncthreads();
         if constexpr (!kSingle) copy_weights(shared_weights, w, group0, held, step * HELD);
 #pragma unroll
-        for (int i = 0; i < kInPieces; i++) tiles[i].store(copies[i]);
+        for (int i = 0; i < kInRuns; i++) tiles[i].store(copies[i]);
         __syncthreads();
         const float *now = in;
         in += HELD * kInPlane;
@@ -188,23 +188,23 @@ __device__ __forceinline__ void gather(float *out, const float *in, const float 
                         for (int o = 0; o < GROUP_OUT; o++) weights[tap].of[o] = from.of[o];
                     }
                 }
-                const int piece = i / kInOfPiece, shift = misalignment(now + piece * kInPlane);
-                add_up(sums, Window(tiles[piece], shift, band, item, i % kInOfPiece), weights);
+                const int run = i / kInOfRun, shift = misalignment(now + run * kInPlane);
+                add_up(sums, Window(tiles[run], shift, band, item, i % kInOfRun), weights);
             }
-            if (step + 1 == kSteps) finish(out, out_space, sums, start, band, item);
+            if (step + 1 == kSteps) epilogue(out, out_space, sums, start, band, item);
         }
     }
     if (kCollected) {
         __syncthreads();
 #pragma unroll
-        for (int i = 0; i < kOutPieces; i++) {
+        for (int i = 0; i < kOutRuns; i++) {
             float *to = out + i * kOutPlane;
             write_out(to, placed(out_space[i], to), band.out_floats(held));
         }
     }
 }
 
-// What a thread's outputs read of a plane in global memory.
+// A thread's window of a plane in global memory.
 struct PlaneWindow {
     const float *pixels;
     int row, column;
@@ -214,7 +214,7 @@ struct PlaneWindow {
         pixels = plane + row * kInW + column;
     }
 
-    // As `Window` reads.
+    // The interface of `Window`.
     __device__ __forceinline__ void read(float (&found)[kColumns][KERNEL_W], int h) const {
         const bool inside = kWithinRows || unsigned(row + h) < kInH;
 #pragma unroll
@@ -231,8 +231,8 @@ struct PlaneWindow {
     }
 };
 
-// All outputs, read without shared memory: of pixels that several threads read, all but the first
-// find them in the multiprocessor's cache. A block's threads may have outputs of different groups.
+// Computes outputs without shared memory: pixels that several threads read are in the L1 cache for
+// all but the first one. A block's threads may have outputs of different groups.
 __device__ __forceinline__ void gather_directly(float *out, const float *in, const float *w,
                                                 const float *bias, unsigned groups) {
     const unsigned number = blockIdx.x * THREADS + threadIdx.x, plane = number / kPlaneItems;

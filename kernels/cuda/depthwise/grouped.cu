@@ -1,8 +1,8 @@
 // Grouped: convolutions whose groups have few filters.
 //
-// As depthwise.cu, but a thread has the same pixels of all filters of its group, so each pixel that
-// it reads is used for all of them. All channels of a group are in shared memory, or of many some
-// after the others: the next ones are on their way meanwhile.
+// As depthwise.cu, but a thread has the same pixels of all filters of its group, and uses each
+// pixel that it reads for all of them. Shared memory holds all channels of a group, or some of
+// many, with the next ones in flight.
 //
 // Measured: not yet.
 #ifndef GROUP_IN

@@ -1,5 +1,5 @@
-// What the products of gemm.cu and gemm_backward_weight.cu have in common: the layer, its grid, the
-// taps' places in it, and numbers as records of halves.
+// Shared by implicit_gemm_prepacked.cu and its gradient for w: the layer's shape, the padded grid
+// that holds an image's pixels, the taps' offsets in that grid, and packed fp16 records.
 #pragma once
 
 #include <stdint.h>
@@ -11,13 +11,13 @@
 #define BACKWARD 0  // 1: x is dy, y is dx, rows are channels
 #endif
 #ifndef PARTS
-#define PARTS 2  // halves that a number is split into: 2, or 1 for what has 11 bits or needs no more
+#define PARTS 2  // fp16 parts of a number: 2, or 1 where 11 bits suffice
 #endif
 #ifndef ELEMENT
 #define ELEMENT float  // of the arrays: float or __half
 #endif
 
-// The layer. By default 64 filters of 3x3, with padding, on 64 channels of 56x56 pixels.
+// The layer. Default: 64 filters of 3x3, padding 1, on 64 channels of 56x56 pixels.
 #ifndef KERNEL_H
 #define KERNEL_H 3
 #define KERNEL_W 3
@@ -36,9 +36,9 @@
 #define GROUPS 1
 #endif
 
-// The grid: its rows and columns for an image, the pixel that its first row and column hold, how
-// many pixels lie between two of its rows and columns, and the same for what it yields, of which
-// the first VALID_H rows and VALID_W columns are outputs.
+// The grid of one image: its size; the input pixel at its first row and column; the pixels between
+// neighbouring grid rows and columns (the step); first pixel and step of the output. Outputs are
+// the first VALID_H rows and VALID_W columns.
 #ifndef GRID_H
 #define GRID_H 57
 #define GRID_W 57
@@ -54,8 +54,8 @@
 #define VALID_W 56
 #endif
 
-// Sets of groups, whether remainders are channels, whether the taps of a row are channels as well, and
-// of the gradient the row and column of the grid that a kernel's first tap has.
+// Sets of groups; FOLD: stride remainders become channels; FOLD_TAPS: the taps of a row, too.
+// LAST_H and LAST_W: the grid row and column of a kernel's first tap, for the gradient for x.
 #ifndef SETS
 #define SETS 1
 #define FOLD 0
@@ -75,26 +75,26 @@ static_assert(!FOLD_TAPS || (!BACKWARD && (FOLD || STRIDE_W == 1)));
 constexpr int kTaps = KERNEL_H * KERNEL_W;
 constexpr int kSetIn = IN_CHANNELS / SETS, kSetOut = OUT_CHANNELS / SETS;
 constexpr int kGroupIn = IN_CHANNELS / GROUPS, kGroupOut = OUT_CHANNELS / GROUPS;
-constexpr int kDepth = kSetIn * (BACKWARD ? 1 : kFold);  // of the product, for each tap
+constexpr int kDepth = kSetIn * (BACKWARD ? 1 : kFold);  // of the GEMM's k, for each tap
 constexpr int kSetRows = kSetOut * (BACKWARD ? kFold : 1);
-constexpr unsigned kPositions = GRID_H * GRID_W;   // of an image
+constexpr unsigned kPositions = GRID_H * GRID_W;   // of one image
 constexpr unsigned kInPlane = IN_H * IN_W, kOutPlane = OUT_H * OUT_W;
 #ifndef OUT_IMAGE
-#define OUT_IMAGE (OUT_CHANNELS * kOutPlane)  // elements of the output from one image to the next
+#define OUT_IMAGE (OUT_CHANNELS * kOutPlane)  // output elements between images
 #endif
 #ifndef IN_IMAGE
-#define IN_IMAGE (IN_CHANNELS * kInPlane)  // and of the input
+#define IN_IMAGE (IN_CHANNELS * kInPlane)  // input elements between images
 #endif
 
-// An axis' taps of a remainder: how many, and where the i-th lies in the grid. With FOLD those of
-// all remainders.
+// The taps of one stride remainder along an axis: their number, and the grid offset of the i-th
+// one. With FOLD, the taps of all remainders.
 struct AxisTaps {
     int kernel, stride, dilate, last;
-    bool folded;  // its taps are channels: there is one place for all
+    bool folded;  // its taps are channels, at one offset
 
     __host__ __device__ constexpr int reach() const { return (kernel - 1) * dilate; }
 
-    // The largest place.
+    // The largest offset.
     __host__ __device__ constexpr int last_place() const {
         return folded ? 0 : BACKWARD ? last : reach() / stride;
     }
@@ -122,8 +122,7 @@ struct AxisTaps {
 constexpr AxisTaps kDown = {KERNEL_H, STRIDE_H, DILATE_H, LAST_H, false};
 constexpr AxisTaps kAcross = {KERNEL_W, STRIDE_W, DILATE_W, LAST_W, FOLD_TAPS != 0};
 
-// What a folded channel adds to rows and columns of pixels and of the kernel: a remainder, and a
-// tap's steps.
+// The pixel rows and columns that a folded channel adds: its stride remainder plus its tap's steps.
 __host__ __device__ constexpr int folded_down(int folded) {
     return folded / kFoldedTaps / kFoldW;
 }
@@ -131,7 +130,7 @@ __host__ __device__ constexpr int folded_across(int folded) {
     return folded / kFoldedTaps % kFoldW + folded % kFoldedTaps * kFoldW;
 }
 
-// Pairs of a job and a phase: one for each remainder; forward those without taps are left out.
+// Pairs of a job and a phase, one for each stride remainder; forward skips remainders without taps.
 __host__ __device__ constexpr int count_pairs() {
     int count = 0;
     for (int a = 0; a < STRIDE_H / kFoldH; a++) {
@@ -153,7 +152,7 @@ __host__ __device__ constexpr int count_taps() {
 constexpr int kPairs = count_pairs(), kAllTaps = count_taps();
 constexpr int kJobs = BACKWARD ? kPairs : 1, kPhases = BACKWARD ? 1 : kPairs;
 
-// Of each pair its remainders and where its taps begin; rows and columns of taps in the grid.
+// Each pair's remainders and first tap; each tap's grid row and column.
 struct Tables {
     int first_taps[kPairs + 1] = {};
     short remainders_h[kPairs] = {}, remainders_w[kPairs] = {};
@@ -180,7 +179,7 @@ __constant__ Tables tables = Tables();
 __device__ __forceinline__ float load(const float *from) { return __ldg(from); }
 __device__ __forceinline__ float load(const __half *from) { return __half2float(__ldg(from)); }
 
-// As output.cuh has them for floats.
+// Overloads of output.cuh's functions for fp16.
 __device__ __forceinline__ float held(const __half *y) {
     return ACCUMULATE ? __half2float(*y) : 0;
 }

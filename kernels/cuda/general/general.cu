@@ -1,8 +1,8 @@
-// General: every convolution there is, in half, single and double precision.
+// General: any convolution, in half, single and double precision.
 //
-// The implicit matrix product of 5_implicit_gemm.cu with a register tile for each thread, one
-// product for each group: filters x (channels, p, q) times (channels, p, q) x pixels of all
-// images. Shapes are known when it is compiled; padding is read as zeros.
+// The implicit matrix product of 5_implicit_gemm.cu with a register tile for each thread, and one
+// product for each group: filters x (channels, p, q) times (channels, p, q) x pixels of all images.
+// Shapes are compile-time constants; padding reads as zeros.
 //
 // Measured: fa19_1 3.90 ms, fa19_2 14.96 ms; batch 10000, NVIDIA H200.
 #include "general.cuh"

@@ -1,5 +1,5 @@
-// What the general kernels share: types, the layer's shape, and a tile of a matrix product whose
-// factors are functions. By default the layer has everything: stride, padding, dilation, groups.
+// Shared by the general kernels: types, the layer's shape, and a tile of a matrix product whose
+// factors are functions. The default layer has stride, padding, dilation and groups.
 #pragma once
 
 #include <cuda_fp16.h>
@@ -11,7 +11,7 @@
 #define SUM float  // of the arithmetic: double for double, else float
 #endif
 #ifndef TOTAL
-#define TOTAL SUM  // what the sums of DEPTH_STEP products are added up in
+#define TOTAL SUM  // the type that adds up the sums of DEPTH_STEP products
 #endif
 #ifndef CHANNELS
 #define CHANNELS 12
@@ -56,13 +56,14 @@
 #define BIAS 0  // 1: bias[filter] is added
 #endif
 #ifndef ACCUMULATE
-#define ACCUMULATE 0  // 1: the result is added to what the output holds, 0: overwrites it
+#define ACCUMULATE 0  // 1: the result is added to the output, 0: overwrites it
 #endif
 #ifndef ACTIVATE
-#define ACTIVATE(v)  // statements that make of v, which holds the result, what is stored
+#define ACTIVATE(v)  // statements on v, the result, before it is stored
 #endif
 
-// A block has THREADS_R x THREADS_C threads of PER_ROW x PER_COLUMN elements of the product.
+// A block has THREADS_R x THREADS_C threads, each with PER_ROW x PER_COLUMN elements of the
+// product.
 #ifndef THREADS_R
 #define THREADS_R 4
 #endif
@@ -85,7 +86,7 @@ constexpr int kTaps = KERNEL_H * KERNEL_W;
 constexpr unsigned kPlane = HEIGHT * WIDTH;    // pixels of a channel
 constexpr unsigned kOutPlane = kOutH * kOutW;  // pixels of a filter's output
 #ifndef OUT_IMAGE
-#define OUT_IMAGE (FILTERS * kOutPlane)  // elements of y from one image to the next
+#define OUT_IMAGE (FILTERS * kOutPlane)  // elements of y between images
 #endif
 constexpr int kGroupChannels = CHANNELS / GROUPS;
 constexpr int kGroupFilters = FILTERS / GROUPS;
@@ -93,7 +94,7 @@ constexpr int kThreads = THREADS_R * THREADS_C;
 constexpr int kTileRows = THREADS_R * PER_ROW;
 constexpr int kTileColumns = THREADS_C * PER_COLUMN;
 
-// Of few products; of all.
+// Sums of DEPTH_STEP products; of all products.
 using Part = SUM[PER_ROW][PER_COLUMN];
 using Sums = TOTAL[PER_ROW][PER_COLUMN];
 constexpr bool kInParts = sizeof(TOTAL) > sizeof(SUM);
@@ -104,7 +105,7 @@ __host__ __device__ constexpr int divide_up(int count, int size) {
 
 __device__ __forceinline__ SUM load(const ELEMENT *from) { return SUM(*from); }
 
-// Write one element of the output, rounded once.
+// Writes one element of the output, rounded once.
 __device__ __forceinline__ void store(ELEMENT *to, TOTAL sum) {
     if (ACCUMULATE) sum += TOTAL(*to);
     ACTIVATE(sum);
@@ -135,7 +136,7 @@ __device__ __forceinline__ void add_products(const Rows &rows, const Columns &co
     }
 }
 
-// What a block multiplies next: a kernel that chooses between several products has these once.
+// The block's operands in shared memory. A kernel with several products has them once.
 __device__ __forceinline__ auto &shared_rows() {
     __shared__ SUM rows[DEPTH_STEP][kTileRows + 1];
     return rows;

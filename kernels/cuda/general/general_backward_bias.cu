@@ -1,9 +1,8 @@
-// The gradient for the bias of every convolution there is: dbias[m] is the sum of dy over images and
-// pixels.
+// The gradient for the bias of any convolution: dbias[m] is the sum of dy over images and pixels.
 //
-// Each block sums a filter's output over some images, its threads' sums added by a tree; `reduce`
-// adds up what the blocks have, in the same order every time. All in double precision, which costs
-// nothing here: reading dy takes longer.
+// Each block sums a filter's output over some images, with a tree over its threads' sums; `reduce`
+// adds up the blocks' sums in a fixed order. All sums are in double precision, which costs nothing:
+// reading dy takes longer.
 //
 // Measured: no, it is not on the ladder.
 #include "general.cuh"

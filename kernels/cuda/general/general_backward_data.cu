@@ -1,26 +1,26 @@
-// The gradient for x of every convolution there is: dx from w and dy.
+// The gradient for x of any convolution: dx from w and dy.
 //
 // An implicit matrix product as in general.cu: channels x (filters, p, q) times (filters, p, q) x
-// pixels of x. Pixel (h, s) had a part in output (i, j) through tap (p, q) where
-// i * stride = h + pad - p * dilate, and likewise for j; where there is no such output, it is 0.
-// Rows of x that lie a multiple of the stride apart meet the same p, columns the same q: they are a
-// phase. A block has pixels of one phase, and its product has that phase's taps alone.
+// pixels of x. Output (i, j) reads pixel (h, s) through tap (p, q) where i * stride = h + pad - p *
+// dilate, and likewise for j; without such an output, dx is 0. Rows of x at a distance of the
+// stride use the same taps p, columns the same taps q: they form a phase. A block has pixels of one
+// phase, and its product has that phase's taps only.
 //
 // Measured: no, it is not on the ladder.
 #include "general.cuh"
 
 constexpr int gcd(int a, int b) { return b == 0 ? a : gcd(b, a % b); }
 
-// A phase of an axis of x: the places first, first + STRIDE, ..., and the taps that meet outputs
-// there, which are tap, tap + kTapStep, ... Every phase counts as many places as the largest one:
-// its last may lie beyond x.
+// A phase of an axis of x: positions first, first + STRIDE, ..., and the taps that reach outputs
+// from them: tap, tap + kTapStep, ... Every phase has as many positions as the largest one, so its
+// last may be beyond x.
 template <int SIZE, int KERNEL, int STRIDE, int PAD, int DILATE>
 struct Phase {
     static constexpr int kPhases = SIZE < STRIDE ? SIZE : STRIDE;
     static constexpr int kPlaces = divide_up(SIZE, STRIDE);
     static constexpr int kTapStep = STRIDE / gcd(STRIDE, DILATE);
     static constexpr int kOutStep = DILATE / gcd(STRIDE, DILATE);
-    static constexpr int kMostTaps = divide_up(KERNEL, kTapStep);  // others have one fewer, or none
+    static constexpr int kMostTaps = divide_up(KERNEL, kTapStep);  // or one fewer, or none
 
     int first, tap = 0;
 
@@ -31,7 +31,7 @@ struct Phase {
     __device__ __forceinline__ unsigned position(unsigned place) const {
         return first + place * STRIDE;
     }
-    // The output at which a place meets the t-th of the taps.
+    // The output that reads a position through tap number t.
     __device__ __forceinline__ int output(int place, int t) const {
         return (first + PAD - tap * DILATE) / STRIDE + place - t * kOutStep;
     }
@@ -41,19 +41,19 @@ using Rows = Phase<HEIGHT, KERNEL_H, STRIDE_H, PAD_H, DILATE_H>;
 using Columns = Phase<WIDTH, KERNEL_W, STRIDE_W, PAD_W, DILATE_W>;
 constexpr unsigned kPlaces = Rows::kPlaces * Columns::kPlaces;
 
-// i / ROW * DOWN + i % ROW * ACROSS, without a division where rows follow each other.
+// i / ROW * DOWN + i % ROW * ACROSS, without a division if rows are contiguous.
 template <unsigned ROW, unsigned DOWN, unsigned ACROSS>
 __device__ __forceinline__ unsigned spread(unsigned i) {
     return i * ACROSS + i / ROW * (DOWN - ROW * ACROSS);
 }
 
-// A number as a type.
+// A constant as a type.
 template <int N>
 struct Count {
     static constexpr int value = N;
 };
 
-// Calls f with the number of a phase's taps as a constant, unless there are none.
+// Calls f with the number of a phase's taps as a constant, if it has any.
 template <class Axis, class F>
 __device__ __forceinline__ void with_taps(const Axis &phase, F f) {
     constexpr int kMost = Axis::kMostTaps;

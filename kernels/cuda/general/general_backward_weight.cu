@@ -1,8 +1,8 @@
-// The gradient for w of every convolution there is: dw from x and dy.
+// The gradient for w of any convolution: dw from x and dy.
 //
 // An implicit matrix product as in general.cu: filters x pixels of all images times those pixels x
-// (channels, p, q). It is deep and small, so blocks take slices of the pixels, and `reduce` adds up
-// their results, in the same order every time and in double precision.
+// (channels, p, q). It is deep and small, so blocks divide the pixels into slices, and `reduce`
+// adds up their results in a fixed order and in double precision.
 //
 // Measured: no, it is not on the ladder.
 #include "general.cuh"
@@ -42,7 +42,7 @@ extern "C" __global__ void __launch_bounds__(kThreads)
     });
 }
 
-// A weight's sum by the definition, in double precision.
+// A weight's sum by direct convolution, in double precision.
 __device__ __noinline__ TOTAL textbook(const ELEMENT *x, const ELEMENT *dy, int batch,
                                      unsigned weight) {
     const int filter = weight / kColumns, column = weight % kColumns, tap = column % kTaps;
@@ -61,7 +61,7 @@ __device__ __noinline__ TOTAL textbook(const ELEMENT *x, const ELEMENT *dy, int 
     return TOTAL(sum);
 }
 
-// What is not finite is computed again: padding has been multiplied, perhaps with infinity.
+// Sums that are not finite are recomputed: a padding zero may have been multiplied by an infinity.
 extern "C" __global__ void reduce(ELEMENT *dw, const TOTAL *parts, const ELEMENT *x,
                                   const ELEMENT *dy, int batch, int slices) {
     const unsigned index = blockIdx.x * blockDim.x + threadIdx.x;

@@ -1,12 +1,12 @@
 // 10. Tensor cores in TF32: the matrix product of 5 and 6, 16 pixels by 8 filters by 8 values of k
 //     in one instruction.
 //
-// Changed against 6_register_tiles.cu: the implicit matrix of 5_implicit_gemm.cu again, but whole
-// images (or strips of their rows, and the halo below) lie in shared memory, and lanes gather their
-// pixels from there as the instruction wants them. k runs over groups of channels,
-// in a group over taps, so that where a lane reads is a constant away from its pixel. Factors are
-// rounded to TF32 (11 bits): the relative error is near 3e-4, only for those who ask for it.
-// Blocks are persistent: each prepares its weights once and takes every gridDim.x-th strip.
+// Changed against 6_register_tiles.cu: the implicit matrix of 5_implicit_gemm.cu again, but shared
+// memory holds whole images, or strips of their rows with the halo below, from which lanes gather
+// their pixels in the layout of the instruction. k runs over groups of channels, and in a group
+// over taps, so each tap is a constant offset from a lane's pixel. Factors are rounded to TF32 (11
+// bits): the relative error is near 3e-4, so this kernel needs the user's permission. Blocks are
+// persistent: each prepares its weights once and takes every gridDim.x-th strip.
 //
 // Measured: fa19_2 1.05 ms (2.60x); batch 10000, NVIDIA H200.
 #include <stdint.h>
@@ -21,10 +21,10 @@
 #define WARPS 4
 #endif
 #ifndef TILES
-#define TILES 2  // tiles of 16 pixels that a warp works on at once
+#define TILES 2  // tiles of 16 pixels that a warp computes at once
 #endif
 #ifndef FILTER_TILES
-#define FILTER_TILES 3  // tiles of 8 filters that a block works on
+#define FILTER_TILES 3  // tiles of 8 filters that a block computes
 #endif
 #ifndef STRIP_ROWS
 #define STRIP_ROWS 29  // output rows whose input is in shared memory
@@ -40,8 +40,8 @@ constexpr int kQuads = divide_up(kTaps, kQuadTaps);  // of a group of channels
 constexpr int kSteps = divide_up(kQuads, 2);         // of 8 k values each
 constexpr int kStrips = divide_up(kOutH, STRIP_ROWS);
 constexpr int kStripPixels = (STRIP_ROWS + KERNEL_H - 1) * WIDTH;
-// Planes lie 8 (with two taps in a quad: 16) banks apart, so that the lanes of a warp, 8
-// neighbouring pixels by 4 k values, read from 32 different banks.
+// This pitch puts planes 8 (with two taps in a quad: 16) banks apart, so that a warp, 8
+// neighbouring pixels by 4 k values, reads from 32 different banks.
 constexpr int kBanks = QUAD == 4 ? 8 : 16;
 constexpr int kPitch = kStripPixels + (kBanks + 32 - kStripPixels % 32) % 32;
 constexpr int kBuffer = kGroups * QUAD * kPitch;
@@ -54,12 +54,12 @@ struct Shared {
 static_assert(SHARED_BYTES == sizeof(Shared), "the host reckons with another size");
 #endif
 
-// Where in a strip tap number `tap`, or the last one, lies.
+// The offset in a strip of tap number `tap`, or of the last one.
 __host__ __device__ constexpr int tap_offset(int tap) {
     return tap < kTaps ? tap / KERNEL_W * WIDTH + tap % KERNEL_W : tap_offset(kTaps - 1);
 }
 
-// Rounds to TF32: the unit ignores the low 13 bits.
+// Rounds to TF32: tensor cores ignore the low 13 bits.
 __device__ __forceinline__ float rounded(float v) {
     return __uint_as_float(__float_as_uint(v) + 0x1000u);
 }
@@ -80,7 +80,7 @@ __device__ __forceinline__ void clear(Tiles &tiles) {
     for (int i = 0; i < TILES * FILTER_TILES * 4; i++) (&tiles[0][0][0])[i] = 0;
 }
 
-// Weights as the lanes of a warp want them: k value lane % 4 of both quads, filter lane / 4.
+// Stores weights in the layout of the instruction: k value lane % 4 of both quads, filter lane / 4.
 __device__ void load_weights(Shared &shared, const float *w, int filter0) {
     float2 *to = &shared.weights[0][0][0][0];
     for (int i = threadIdx.x; i < kGroups * kSteps * FILTER_TILES * 32; i += kThreads) {
@@ -99,7 +99,7 @@ __device__ void load_weights(Shared &shared, const float *w, int filter0) {
     }
 }
 
-// Start to copy a strip's input; the channels that fill up the last group stay zero.
+// Starts to copy a strip's input; the channels that fill up the last group stay zero.
 __device__ void fetch(float *strip, const float *x, unsigned unit) {
     const int row0 = unit % kStrips * STRIP_ROWS;
     const int pixels = min(kStripPixels, (HEIGHT - row0) * WIDTH);

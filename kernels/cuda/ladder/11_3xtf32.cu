@@ -1,12 +1,12 @@
 // 11. Tensor cores at float32 accuracy: every factor is a large TF32 number plus a small one, and
 //     three of the four products are added up.
 //
-// Changed against 10_tf32.cu: the unit ignores the low 13 bits of a float32, so that v itself
-// stands for its large part and v - (v without those bits) is the small one; small x large and
-// large x small come before large x large, and small x small is too small to matter. The unit
-// also truncates what it accumulates, so that its accumulators are added to sums in float32
-// registers, which round, every few steps. (Ootomo and Yokota, Recovering single precision
-// accuracy from Tensor Cores while surpassing the FP32 theoretical peak performance, 2022.)
+// Changed against 10_tf32.cu: tensor cores ignore the low 13 bits of a float32, so v itself serves
+// as its large part, and v - (v without those bits) is the small one. Small x large and large x
+// small come before large x large; small x small is omitted, as it is below the last bit. Tensor
+// cores truncate their accumulators, so every few steps these are added to sums in float32
+// registers, which round. (Ootomo and Yokota, Recovering single precision accuracy from Tensor
+// Cores while surpassing the FP32 theoretical peak performance, 2022.)
 //
 // Measured: fa19_2 2.00 ms (0.52x); batch 10000, NVIDIA H200.
 #include <stdint.h>
@@ -21,10 +21,10 @@
 #define WARPS 4
 #endif
 #ifndef TILES
-#define TILES 2  // tiles of 16 pixels that a warp works on at once
+#define TILES 2  // tiles of 16 pixels that a warp computes at once
 #endif
 #ifndef FILTER_TILES
-#define FILTER_TILES 3  // tiles of 8 filters that a block works on
+#define FILTER_TILES 3  // tiles of 8 filters that a block computes
 #endif
 #ifndef STRIP_ROWS
 #define STRIP_ROWS 29  // output rows whose input is in shared memory
@@ -44,8 +44,8 @@ constexpr int kSteps = divide_up(kQuads, 2);         // of 8 k values each
 constexpr int kPromotions = kSteps < 2 * PROMOTE ? 1 : kSteps / PROMOTE;
 constexpr int kStrips = divide_up(kOutH, STRIP_ROWS);
 constexpr int kStripPixels = (STRIP_ROWS + KERNEL_H - 1) * WIDTH;
-// Planes lie 8 (with two taps in a quad: 16) banks apart, so that the lanes of a warp, 8
-// neighbouring pixels by 4 k values, read from 32 different banks.
+// This pitch puts planes 8 (with two taps in a quad: 16) banks apart, so that a warp, 8
+// neighbouring pixels by 4 k values, reads from 32 different banks.
 constexpr int kBanks = QUAD == 4 ? 8 : 16;
 constexpr int kPitch = kStripPixels + (kBanks + 32 - kStripPixels % 32) % 32;
 constexpr int kBuffer = kGroups * QUAD * kPitch;
@@ -58,7 +58,7 @@ struct Shared {
 static_assert(SHARED_BYTES == sizeof(Shared), "the host reckons with another size");
 #endif
 
-// Where in a strip tap number `tap`, or the last one, lies.
+// The offset in a strip of tap number `tap`, or of the last one.
 __host__ __device__ constexpr int tap_offset(int tap) {
     return tap < kTaps ? tap / KERNEL_W * WIDTH + tap % KERNEL_W : tap_offset(kTaps - 1);
 }
@@ -83,7 +83,7 @@ __device__ __forceinline__ void clear(Tiles &tiles) {
     for (int i = 0; i < TILES * FILTER_TILES * 4; i++) (&tiles[0][0][0])[i] = 0;
 }
 
-// Weights as the lanes of a warp want them: k value lane % 4 of both quads, filter lane / 4.
+// Stores weights in the layout of the instruction: k value lane % 4 of both quads, filter lane / 4.
 __device__ void load_weights(Shared &shared, const float *w, int filter0) {
     float2 *to = &shared.weights[0][0][0][0];
     for (int i = threadIdx.x; i < kGroups * kSteps * FILTER_TILES * 32; i += kThreads) {
@@ -102,7 +102,7 @@ __device__ void load_weights(Shared &shared, const float *w, int filter0) {
     }
 }
 
-// Start to copy a strip's input; the channels that fill up the last group stay zero.
+// Starts to copy a strip's input; the channels that fill up the last group stay zero.
 __device__ void fetch(float *strip, const float *x, unsigned unit) {
     const int row0 = unit % kStrips * STRIP_ROWS;
     const int pixels = min(kStripPixels, (HEIGHT - row0) * WIDTH);
@@ -136,7 +136,7 @@ __device__ __forceinline__ void compute(Tiles &sum, const Shared &shared,
     for (int group = 0; group < kGroups; group++) {
 #pragma unroll
         for (int step = 0; step < kSteps; step++) {
-            // Runs of steps of nearly equal length, each starting from nothing.
+            // Runs of steps of nearly equal length, each of which starts from zero.
             const bool fresh = step == 0 || step * kPromotions / kSteps !=
                                                 (step - 1) * kPromotions / kSteps;
             const bool last = step == kSteps - 1 || step * kPromotions / kSteps !=
@@ -161,7 +161,7 @@ __device__ __forceinline__ void compute(Tiles &sum, const Shared &shared,
                 large_b[n] = v;
                 small_b[n] = make_float2(v.x - large_part(v.x), v.y - large_part(v.y));
             }
-            // Product by product, so that no multiplication waits for the one before it.
+            // Ordered by product, so that no multiplication waits for the previous one.
             if (fresh) clear(running);
 #pragma unroll
             for (int i = 0; i < TILES; i++) {

@@ -1,9 +1,9 @@
 // 12. One input channel: the pixels under a column stay in registers for all filters.
 //
-// Changed against 6_register_tiles.cu: with one channel there is nothing to sum over, so a thread
+// Changed against 6_register_tiles.cu: with one channel there is no sum over channels, so a thread
 // loads its (ROWS + KERNEL_H - 1) x KERNEL_W pixels once, and the loop goes over the filters,
-// BLOCK_FILTERS at a time; all weights are in shared memory. Every pixel is read from memory
-// once, and the tile of sums is small, so that more threads fit.
+// BLOCK_FILTERS at a time; all weights are in shared memory. Every pixel is read from memory once,
+// and the register tile is small, so more threads fit.
 //
 // Measured: fa19_1 0.81 ms (1.33x); batch 10000, NVIDIA H200.
 #ifndef CHANNELS  // by default the first convolution of term 2019fa
@@ -51,7 +51,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
     const int j = index % kOutW, strip = index / kOutW % kStrips;
     const unsigned b = index / kOutW / kStrips;
     if (b >= batch) return;
-    // The last strip is moved up to end with the image; the rows above `first` are not its own.
+    // The last strip moves up to end with the image; its rows above `first` belong to the previous
+    // one.
     const int first = strip * ROWS, i0 = min(first, kOutH - ROWS);
 
     const float *window = x + b * kImage + i0 * WIDTH + j;

@@ -1,18 +1,18 @@
 // 15. One input channel, seven multiplications in place of ten.
 //
-// Changed against 13_column_pairs.cu: two neighbouring outputs share most of their pixels, and
-// Winograd's F(2, 3) makes use of it: for two outputs and three taps g of a row, and the four
-// pixels d under them, four products in place of six,
+// Changed against 13_column_pairs.cu: two neighbouring outputs have most of their pixels in common,
+// and Winograd's F(2, 3) makes use of it: two outputs of three taps g of a row, from the four
+// pixels d under them, take four products instead of six,
 //   Z0 = (d0 - d2) g0,  Z1 = (d1 + d2) (g0 + g1 + g2) / 2,
 //   Z2 = (d2 - d1) (g0 - g1 + g2) / 2,  Z3 = (d1 - d3) g2;  y0 = Z0 + Z1 + Z2,  y1 = Z1 - Z2 - Z3,
-// and three for two taps (g2 is zero). A row of taps is cut into twos and a last three; each Z is
-// summed over them and over the rows, and they are put together once, at the end. So a kernel of
-// 3 takes 4 products of 6, one of 5 takes 7 of 10, and one of 7 takes 10 of 14. Nothing is divided
-// but by two: whole numbers stay exact. What is made of the pixels stays in registers for all
-// filters; what is made of the weights is in shared memory, made once by blocks that stay.
-// Columns that are no aligned pairs are loaded and stored one by one.
-// (S. Winograd, Arithmetic Complexity of Computations, 1980; for images: A. Lavin and S. Gray,
-// Fast Algorithms for Convolutional Neural Networks, 2016.)
+// and three for two taps (g2 is zero). A row of taps is split into twos and a last three; each Z is
+// summed over them and over the rows, and the output transform runs once, at the end. So a kernel
+// of 3 takes 4 products instead of 6, one of 5 takes 7 instead of 10, and one of 7 takes 10 instead
+// of 14. The only division is by two: whole numbers stay exact. Transformed pixels stay in
+// registers for all filters; persistent blocks transform the weights once and keep them in shared
+// memory. Columns that are not aligned for float2 are loaded and stored one by one. (S. Winograd,
+// Arithmetic Complexity of Computations, 1980; for images: A. Lavin and S. Gray, Fast Algorithms
+// for Convolutional Neural Networks, 2016.)
 //
 // Measured: fa19_1 1.03 ms (0.67x); batch 10000, NVIDIA H200.
 #ifndef CHANNELS  // by default the first convolution of term 2019fa
@@ -33,9 +33,9 @@
 
 constexpr int kStrips = divide_up(kOutH, ROWS);
 constexpr int kPairs = divide_up(kOutW, 2);  // of columns
-constexpr bool kEven = kOutW % 2 == 0;       // then all pairs are whole, and aligned
+constexpr bool kEven = kOutW % 2 == 0;       // then every pair of columns is whole and aligned
 
-// The pixels of a row under a pair of columns; what is right of the image is taken as zero.
+// The pixels of a row under two columns; pixels beyond the image's right edge are zero.
 __device__ __forceinline__ void load_row(float (&pixels)[kWindow], const float *from, bool together,
                                          bool whole) {
 #pragma unroll
@@ -51,8 +51,8 @@ __device__ __forceinline__ void load_row(float (&pixels)[kWindow], const float *
     }
 }
 
-// All filters' outputs of a thread, from the first one's on. `skipped` rows are not its own, and
-// `whole` says whether the right one of a pair is.
+// The outputs of a thread, of all filters. `skipped` rows belong to the previous strip; `whole`
+// says whether the right column exists.
 template <bool together>
 __device__ __forceinline__ void convolve_all(float *column,
                                              const float (&made)[kWindowRows][kRowProducts],
@@ -87,7 +87,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
          index += gridDim.x * THREADS) {
         const int j = index % kPairs * 2, strip = index / kPairs % kStrips;
         const unsigned b = index / kPairs / kStrips;
-        // The last strip is moved up to end with the image; the rows above `first` are not its own.
+        // The last strip moves up to end with the image; its rows above `first` belong to the
+        // previous one.
         const int first = strip * ROWS, i0 = min(first, kOutH - ROWS);
         const bool whole = kEven || j + 1 < kOutW;
         const float *window = x + b * kImage + i0 * WIDTH + j;

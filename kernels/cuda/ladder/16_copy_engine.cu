@@ -1,15 +1,14 @@
-// 16. 15 with images and outputs moved by Hopper's copy engine.
+// 16. 15 with images and outputs moved by Hopper's copy engine (TMA).
 //
-// Changed against 15_winograd.cu: what 15 waits for is the way to the L2 cache: rows that are
-// no multiples of 32 bytes are written in more pieces than they have sectors. Here a block owns
-// IMAGES whole images at a time, which the engine that copies whole runs of memory on its own
-// brings to shared memory while the block computes those before. The outputs of a GROUP of filters,
-// which lie in one row in global memory, are put together in shared memory and taken from there by
-// the engine while the next filters are computed. It reads lines of 128 bytes: outputs start as far
-// behind a line in shared memory as they do in global memory. A warp of its own gives the engine
-// its work; it and those that compute tell each other by barriers in shared memory what is there,
-// and never all wait for one another. Images that are left over when every block has had as many
-// are shared out by filters, so that all blocks end together.
+// Changed against 15_winograd.cu: 15 waits for the path to the L2 cache, as rows that are no
+// multiple of 32 bytes take more writes than they have sectors. Here a block owns IMAGES whole
+// images at a time; the engine copies them to shared memory while the block computes the previous
+// ones. The outputs of a GROUP of filters, which are contiguous in global memory, are collected in
+// shared memory and copied out by the engine while the next filters are computed. It reads lines of
+// 128 bytes, so outputs have the same offset in a line in shared memory as in global memory. One
+// warp issues the copies; it and the computing warps signal each other by barriers in shared
+// memory, and never all wait for one another. Images that are left after an equal number for every
+// block are divided by filters, so that all blocks end together.
 //
 // Measured: fa19_1 0.63 ms (1.64x); batch 10000, NVIDIA H200.
 #ifndef CHANNELS  // by default the first convolution of term 2019fa

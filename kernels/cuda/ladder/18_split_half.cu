@@ -1,12 +1,12 @@
-// 18. Float32 accuracy from half precision: every factor is a half and a second half that holds
-//     what the first rounds off, and three of the four products are added up.
+// 18. Float32 accuracy from half precision: every factor is an fp16 number plus a second one that
+//     holds the rounding error of the first, and three of the four products are added up.
 //
-// Changed against 17_half_wgmma.cu: images and weights lie in shared memory in both parts, 22 bits
-// and a sign between them; that is 11's idea at twice the rate, since the unit multiplies halves
-// that much faster than TF32, and split once for each pixel instead of once for each tap. First
-// parts of pixels are multiplied by both parts of the weights in one instruction, the second parts
-// by the first in another one. As the unit truncates what it accumulates, sums of first parts are
-// added up in float32 registers every few steps.
+// Changed against 17_half_wgmma.cu: shared memory holds images and weights in both parts, 22 bits
+// and a sign between them. That is 11's idea at twice the rate, since tensor cores multiply fp16
+// that much faster than TF32, and each pixel is split once instead of once for each tap. One
+// instruction multiplies first parts of pixels by both parts of the weights, another one second
+// parts by first parts. Tensor cores truncate their accumulators, so sums of first parts are added
+// up in float32 registers every few steps.
 //
 // Measured: fa19_1 1.48 ms (0.72x), fa19_2 1.02 ms (0.58x); batch 10000, NVIDIA H200.
 #define PARTS 2
@@ -34,7 +34,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, BLOCKS)
                 multiply(large, pixels, filters, step > begin);
                 multiply(small, pixels + kRecords, filters, step > 0);
             }
-            finish_multiplying();
+            multiply_now();
             hold(large);
             hold(small);
 #pragma unroll

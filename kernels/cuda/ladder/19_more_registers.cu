@@ -1,11 +1,10 @@
 // 19. 16 with registers handed over to the warps that compute.
 //
-// Changed against 16_copy_engine.cu: all warps of a block begin with as many registers, and the one
-// that moves has no use for them: what a kernel of 7 makes of six rows of pixels fits into twelve
-// warps of 160 registers, and a thirteenth leaves room for 128. Hopper moves registers between
-// groups of four warps while they run: the first such group keeps 24, of which one warp moves and
-// the others end, and those that compute take the rest.
-// (PTX ISA: setmaxnreg.)
+// Changed against 16_copy_engine.cu: all warps of a block start with the same number of registers,
+// and the copying warp has no use for them: the transformed pixels of six rows under a kernel of 7
+// fit into twelve warps of 160 registers, but a thirteenth warp limits each to 128. Hopper moves
+// registers between groups of four warps at run time: the first group keeps 24, one of its warps
+// copies and the others end, and the computing warps get the rest. (PTX ISA: setmaxnreg.)
 //
 // Measured: fa19_1 0.63 ms (1.00x); batch 10000, NVIDIA H200.
 #ifndef CHANNELS  // by default a layer with a kernel of 7
@@ -17,7 +16,7 @@
 #define KERNEL_W 7
 #endif
 #ifndef REGISTERS
-#define REGISTERS 160  // of a thread that computes
+#define REGISTERS 160  // of a computing thread
 #endif
 #define WARPS 4
 #include "copied_images.cuh"

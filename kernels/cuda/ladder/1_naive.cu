@@ -1,7 +1,7 @@
-// 1. Naive: one thread computes one output element, reading all that it needs from global memory.
+// 1. Naive: one thread computes one output element, and reads its whole window from global memory.
 //
-// Changed: nothing comes before it. Consecutive threads own consecutive elements of y, so that
-// loads of x and stores coalesce; each multiply-add still costs two loads.
+// Changed: this is the first rung. Consecutive threads own consecutive elements of y, so that loads
+// of x and stores coalesce; each multiply-add still costs two loads.
 //
 // Measured: fa19_1 7.69 ms, fa19_2 26.42 ms; batch 10000, NVIDIA H200.
 #include "output.cuh"

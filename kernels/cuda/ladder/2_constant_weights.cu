@@ -1,8 +1,8 @@
-// 2. Weights in constant memory, whose cache hands one value to a whole warp at once.
+// 2. Weights in constant memory, whose cache broadcasts one value to a whole warp.
 //
-// Changed against 1_naive.cu: w is a __constant__ array that is filled before the launch. Nearly all
-// warps work on one filter, and so read the same weight. That was a gain when caches were small; on
-// a recent GPU the L1 cache hands out one value as fast, and constant memory is the narrower way.
+// Changed against 1_naive.cu: w is a __constant__ array that is filled before the launch. Nearly
+// all warps compute one filter, and so read the same weight. That was a gain when caches were
+// small; on a recent GPU the L1 cache broadcasts as fast, and constant memory is the narrower path.
 //
 // Measured: fa19_1 7.67 ms (1.00x), fa19_2 33.64 ms (0.79x); batch 10000, NVIDIA H200.
 #include "output.cuh"

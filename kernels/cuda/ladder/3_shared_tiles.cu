@@ -1,9 +1,9 @@
 // 3. Shared-memory tiles: a block loads the pixels that its outputs have in common once.
 //
-// Changed against 2_constant_weights.cu: a block computes a tile of outputs of one filter, one
-// for each thread, and, channel by channel, first copies the pixels under them, the tile and a halo
-// of kernel_h - 1 rows and kernel_w - 1 columns, into shared memory. With one filter a block there is
-// little to share: copying and waiting cost what the L1 cache would have done by itself.
+// Changed against 2_constant_weights.cu: a block computes a tile of outputs of one filter, one for
+// each thread. For each channel, it first copies the pixels under them, the tile and a halo of
+// kernel_h - 1 rows and kernel_w - 1 columns, to shared memory. With one filter for each block
+// there is little reuse: copies and barriers cost as much as the L1 cache saves.
 //
 // Measured: fa19_1 10.68 ms (0.72x), fa19_2 36.82 ms (0.91x); batch 10000, NVIDIA H200.
 #include "output.cuh"
@@ -28,7 +28,7 @@ extern "C" __global__ void convolve(float *y, const float *x, const float *bias,
     block /= down;
     const int m = block % filters, b = block / filters;
 
-    // Where the image ends zeros stay, for the threads beyond the output.
+    // Beyond the image zeros stay, for the threads beyond the output.
     for (int k = threadIdx.y * threads_w + threadIdx.x; k < tile_h * tile_w;
          k += threads_h * threads_w) {
         tile[k] = 0;

@@ -1,12 +1,12 @@
-// 4. A matrix product: im2col writes each output pixel's window as a column of a matrix, and the
-//    filters, which are rows of a matrix already, are multiplied with it.
+// 4. A matrix product: im2col writes each output pixel's window as a column of a matrix, which is
+//    multiplied by the filters, the rows of another one.
 //
-// Changed against 3_shared_tiles.cu: what is tiled in shared memory is no longer the image but two
-// matrices, (filters x channels*kernel_h*kernel_w) and (channels*kernel_h*kernel_w x pixels), so
-// that pixels are shared between filters as well. The second matrix takes kernel_h*kernel_w times
-// the memory of the image, and writing it much of the time: `unroll` and `multiply` work on a few
-// images at a time. (Chellapilla, Puri and Simard, High Performance Convolutional Neural Networks
-// for Document Processing, 2006.)
+// Changed against 3_shared_tiles.cu: shared memory holds tiles of two matrices instead of the
+// image, (filters x channels*kernel_h*kernel_w) and (channels*kernel_h*kernel_w x pixels), so
+// filters reuse pixels, too. The second matrix takes kernel_h*kernel_w times the memory of the
+// image, and writing it takes much of the time: `unroll` and `multiply` process a few images at a
+// time. (Chellapilla, Puri and Simard, High Performance Convolutional Neural Networks for Document
+// Processing, 2006.)
 //
 // Measured: fa19_1 12.01 ms (0.89x), fa19_2 32.85 ms (1.12x); batch 10000, NVIDIA H200.
 #include "output.cuh"

@@ -1,8 +1,8 @@
 // 5. Implicit GEMM: the same matrix product, its second matrix never written to memory.
 //
-// Changed against 4_im2col.cu: `multiply` fills its tile of columns straight from the image, as
-// row k of the matrix is one channel shifted by one tap. One launch, no workspace. (Chetlur et
-// al., cuDNN: Efficient Primitives for Deep Learning, 2014.)
+// Changed against 4_im2col.cu: `multiply` fills its tile of columns straight from the image, as row
+// k of the matrix is one channel shifted by one tap. One launch, no workspace. (Chetlur et al.,
+// cuDNN: Efficient Primitives for Deep Learning, 2014.)
 //
 // Measured: fa19_1 8.44 ms (1.42x), fa19_2 23.28 ms (1.41x); batch 10000, NVIDIA H200.
 #include "output.cuh"

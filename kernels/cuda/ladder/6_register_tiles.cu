@@ -1,10 +1,10 @@
 // 6. Register tiling with compile-time shapes: a thread computes ROWS rows of one output column
 //    for BLOCK_FILTERS filters at once.
 //
-// Changed against 5_implicit_gemm.cu: back to a direct convolution, whose operands now stay in
+// Changed against 5_implicit_gemm.cu: a direct convolution again, whose operands now stay in
 // registers. A thread loads the (ROWS + KERNEL_H - 1) x KERNEL_W pixels under its column once per
 // channel and uses each for up to KERNEL_H rows and BLOCK_FILTERS filters; a weight, read from
-// shared memory as part of a vector, serves ROWS rows. The shape being known, every loop over
+// shared memory as part of a vector, is used for ROWS rows. With a constant shape, every loop over
 // taps unrolls, every index is a constant and every division a multiplication.
 //
 // Measured: fa19_1 1.08 ms (7.82x), fa19_2 2.72 ms (8.56x); batch 10000, NVIDIA H200.
@@ -49,7 +49,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
     const int j = index % kOutW, strip = index / kOutW % kStrips;
     const unsigned b = index / kOutW / kStrips;
     const bool active = b < batch;
-    // The last strip is moved up to end with the image; the rows above `first` are not its own.
+    // The last strip moves up to end with the image; its rows above `first` belong to the previous
+    // one.
     const int first = strip * ROWS, i0 = min(first, kOutH - ROWS);
     const float *window = x + b * kImage + i0 * WIDTH + j;
 

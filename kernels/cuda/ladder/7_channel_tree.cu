@@ -1,8 +1,8 @@
 // 7. Reduction over input channels by a tree: SPLIT groups of threads of a block take every
 //    SPLIT-th channel each, and their sums are added pairwise in shared memory.
 //
-// Changed against 6_register_tiles.cu: threads with the same threadIdx.x share one register tile
-// and split its channels; more threads for small batches, at the price of the reduction.
+// Changed against 6_register_tiles.cu: threads with the same threadIdx.x compute one register tile
+// and divide its channels; more threads for small batches, at the price of the reduction.
 //
 // Measured: fa19_2 3.36 ms (0.81x); batch 10000, NVIDIA H200.
 #include "output.cuh"
@@ -43,7 +43,7 @@ __device__ void load_weights(float (&weights)[CHUNK][kTaps][BLOCK_FILTERS], cons
     }
 }
 
-// Adds up the tiles of the SPLIT threads with the same threadIdx.x; the total is in part 0's.
+// Adds up the tiles of the SPLIT threads with the same threadIdx.x; thread 0 has the total.
 __device__ void reduce(float (&sum)[BLOCK_FILTERS][ROWS]) {
     __shared__ float others[SPLIT / 2][kTile][THREADS];
 #pragma unroll
@@ -74,7 +74,8 @@ extern "C" __global__ void __launch_bounds__(THREADS * SPLIT, BLOCKS)
     const int j = index % kOutW, strip = index / kOutW % kStrips;
     const unsigned b = index / kOutW / kStrips;
     const bool active = b < batch;
-    // The last strip is moved up to end with the image; the rows above `first` are not its own.
+    // The last strip moves up to end with the image; its rows above `first` belong to the previous
+    // one.
     const int first = strip * ROWS, i0 = min(first, kOutH - ROWS);
     const float *window = x + b * kImage + i0 * WIDTH + j;
 

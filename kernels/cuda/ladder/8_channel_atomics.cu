@@ -1,9 +1,9 @@
 // 8. Reduction over input channels by atomics: blocks take CHUNK channels each and add their sums
-//    to y, which `prepare` has filled with what the sums are added to.
+//    to y, which `prepare` has initialised.
 //
-// Changed against 7_channel_tree.cu: the channels are split between blocks, not within one, and
-// the memory system adds. The order of the additions, and with it the last bit of the result,
-// changes from run to run.
+// Changed against 7_channel_tree.cu: blocks, not threads of a block, divide the channels, and the
+// memory system adds. The order of the additions, and with it the last bit of the result, varies
+// from run to run.
 //
 // Measured: fa19_2 3.41 ms (0.98x); batch 10000, NVIDIA H200.
 #include "output.cuh"
@@ -40,7 +40,7 @@ __device__ void load_weights(float (&weights)[CHUNK][kTaps][BLOCK_FILTERS], cons
     }
 }
 
-// What the sums are added to: the bias or nothing, and what y holds if it is to be kept.
+// Initialises y with the bias or zero, plus its old value if that is to be kept.
 extern "C" __global__ void prepare(float *y, const float *bias, unsigned elements) {
     const unsigned index = blockIdx.x * blockDim.x + threadIdx.x;
     if (index < elements) store(y + index, 0, bias, index / kOutPlane % FILTERS);
@@ -55,7 +55,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
     const int j = index % kOutW, strip = index / kOutW % kStrips;
     const unsigned b = index / kOutW / kStrips;
     const bool active = b < batch;
-    // The last strip is moved up to end with the image; the rows above `first` are not its own.
+    // The last strip moves up to end with the image; its rows above `first` belong to the previous
+    // one.
     const int first = strip * ROWS, i0 = min(first, kOutH - ROWS);
     const float *window = x + b * kImage + channel0 * kPlane + i0 * WIDTH + j;
 

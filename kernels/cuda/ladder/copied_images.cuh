@@ -1,5 +1,6 @@
-// Whole images in shared memory, moved by Hopper's copy engine, and their convolution by Winograd's
-// F(2, 3): what 16_copy_engine.cu and 19_more_registers.cu share. One warp moves, others compute.
+// Shared by 16_copy_engine.cu and 19_more_registers.cu: whole images in shared memory, moved by
+// Hopper's copy engine (TMA), and their convolution by Winograd's F(2, 3). One warp issues copies,
+// the others compute.
 #pragma once
 
 #include "copy_engine.cuh"
@@ -10,16 +11,16 @@
 #define IMAGES 1  // that a block computes at a time, a unit
 #endif
 #ifndef BUFFERS
-#define BUFFERS 1  // units whose images there is room for in shared memory
+#define BUFFERS 1  // units whose images fit in shared memory
 #endif
 #ifndef GROUP
-#define GROUP 1  // filters whose outputs leave together
+#define GROUP 1  // filters whose outputs are copied out together
 #endif
 #ifndef STAGES
-#define STAGES 3  // groups whose outputs there is room for in shared memory
+#define STAGES 3  // groups whose outputs fit in shared memory
 #endif
 #ifndef WARPS
-#define WARPS 1  // those that compute are a multiple of it, and those before them as many
+#define WARPS 1  // the computing warps are a multiple of it; the first WARPS warps copy
 #endif
 #ifndef BLOCKS
 #define BLOCKS 1
@@ -28,15 +29,15 @@
 constexpr int kStrips = divide_up(kOutH, ROWS);
 constexpr int kPairs = kOutW / 2;  // of columns
 constexpr int kWindows = IMAGES * kStrips * kPairs;
-constexpr int kWorkers = divide_up(kWindows, 32 * WARPS) * WARPS;  // warps that compute
+constexpr int kWorkers = divide_up(kWindows, 32 * WARPS) * WARPS;  // computing warps
 constexpr int kThreads = 32 * (kWorkers + WARPS);
 constexpr int kLine = 32;  // elements
 constexpr int kRun = GROUP * kOutPlane;  // outputs of a group
 constexpr int kRoom = (divide_up(kRun, kLine) + 1) * kLine;  // a run starts anywhere in a line
 constexpr int kSets = FILTERS / GROUP;
-// Filters that are one piece of code: while one begins, what the other waits for arrives.
+// Filters that are computed together: their latencies overlap.
 constexpr int kAtOnce = GROUP % 2 == 0 ? 2 : 1;
-// Pairs of a row that are given to whole halves of warps: their accesses meet in no bank.
+// Column pairs of a row that fill whole half-warps, whose accesses have no bank conflicts.
 constexpr int kHalf = 16, kInHalves = kPairs / kHalf * kHalf, kRest = kPairs - kInHalves;
 
 static_assert(kOutW % 2 == 0 && kPlane % 4 == 0 && kOutPlane % 4 == 0, "the engine's alignment");
@@ -54,22 +55,22 @@ struct Shared {
 static_assert(SHARED_BYTES == sizeof(Shared), "the host reckons with another size");
 #endif
 
-// The block's shared memory. Its address comes from a register: the compiler would compute it again
-// at each use.
+// The block's shared memory, addressed by a register: the compiler would recompute the address at
+// each use.
 __device__ __forceinline__ Shared &at(char *memory) {
     unsigned address = shared_address(memory);
     asm volatile("" : "+r"(address));
     return *(Shared *)__cvta_shared_to_generic(address);
 }
 
-// A block's share of the work, unit by unit, and of each unit the sets of filters from `set` to
-// `end`. As long as there is a unit for each block, blocks take whole ones; of those left over each
-// takes as many sets as the others, so that all blocks end together.
-struct Share {
+// A block's work: its units, and of each unit the sets of filters from `set` to `end`. Blocks take
+// whole units as long as there is one for each block. The sets of the remaining units are divided
+// evenly, so that all blocks end together.
+struct Schedule {
     unsigned units, whole, unit = blockIdx.x;
     int set = 0, end = kSets;
 
-    __device__ __forceinline__ explicit Share(unsigned units)
+    __device__ __forceinline__ explicit Schedule(unsigned units)
         : units(units), whole(units / gridDim.x * gridDim.x) {
         if (whole == 0) take_part(bound(blockIdx.x));
     }
@@ -85,8 +86,8 @@ struct Share {
     }
 
 private:
-    // The sets of the units left over that the blocks before this one have. (No more than 1024
-    // filters' factors fit into shared memory, and no GPU holds more than 2000 blocks.)
+    // The number of the remaining units' sets that belong to earlier blocks. (At most 1024 filters'
+    // factors fit into shared memory, and no GPU holds more than 2000 blocks.)
     __device__ __forceinline__ unsigned bound(unsigned block) const {
         return (units - whole) * kSets * block / gridDim.x;
     }
@@ -97,11 +98,11 @@ private:
     }
 };
 
-// Where in its room a run of outputs begins that begins with this piece of 16 bytes of global
-// memory: in the same piece of a line.
-__device__ __forceinline__ int start(unsigned piece) { return piece % (kLine / 4) * 4; }
+// The offset in floats, in its buffer, of a run of outputs at this 16-byte chunk of global memory:
+// the same offset in a line as in global memory.
+__device__ __forceinline__ int start(unsigned chunk) { return chunk % (kLine / 4) * 4; }
 
-__device__ __forceinline__ unsigned piece(const float *y) { return (unsigned long long)y / 16; }
+__device__ __forceinline__ unsigned chunk(const float *y) { return (unsigned long long)y / 16; }
 
 __device__ __forceinline__ void make_barriers(Shared &shared) {
     for (int buffer = 0; buffer < BUFFERS; buffer++) {
@@ -115,8 +116,7 @@ __device__ __forceinline__ void make_barriers(Shared &shared) {
     barriers_ready();
 }
 
-// What the warp that gives the engine its work does. It has little time: there are few cycles in
-// which those that compute leave it an instruction.
+// The copying warp. It has few cycles: the computing warps leave it few issue slots.
 struct Mover {
     Shared &shared;
     float *y;
@@ -129,8 +129,8 @@ struct Mover {
         return min((unsigned)IMAGES, batch - unit * IMAGES);
     }
 
-    // The images of a unit into shared memory.
-    __device__ __forceinline__ void bring(unsigned unit, int buffer) const {
+    // Copies a unit's images to shared memory.
+    __device__ __forceinline__ void copy_images(unsigned unit, int buffer) const {
         const int lane = threadIdx.x % 32, count = images(unit) * kImage;
         const float *from = x + unit * IMAGES * kImage;
         Barrier *there = &shared.images_there[buffer];
@@ -145,14 +145,14 @@ struct Mover {
         }
     }
 
-    // The outputs of a set of filters out of shared memory.
-    __device__ __forceinline__ void take(unsigned unit, int set) const {
+    // Copies the outputs of a set of filters out of shared memory.
+    __device__ __forceinline__ void copy_outputs(unsigned unit, int set) const {
         const int lane = threadIdx.x % 32, count = images(unit);
         float *to = y + unit * IMAGES * kOutImage + set * kRun;
         if (!aligned_for_copies(y)) {
 #pragma unroll 1
             for (int image = 0; image < count; image++, to += kOutImage) {
-                const float *from = shared.outputs[stage.number][image] + start(piece(to));
+                const float *from = shared.outputs[stage.number][image] + start(chunk(to));
 #pragma unroll 1
                 for (int i = lane; i < kRun; i += 32) {
                     to[i] = from[i] + (ACCUMULATE ? to[i] : 0);
@@ -162,7 +162,7 @@ struct Mover {
 #pragma unroll
             for (int image = 0; image < IMAGES; image++, to += kOutImage) {
                 if (image >= count) break;
-                copy_out(to, shared.outputs[stage.number][image] + start(piece(to)),
+                copy_out(to, shared.outputs[stage.number][image] + start(chunk(to)),
                          kRun * sizeof(float), ACCUMULATE);
             }
         }
@@ -170,23 +170,23 @@ struct Mover {
     }
 
     __device__ __forceinline__ void move(unsigned units) {
-        Share share(units), ahead = share;
+        Schedule work_left(units), ahead = work_left;
 #pragma unroll 1
         for (int buffer = 0; buffer < BUFFERS && ahead.more(); buffer++, ahead.advance()) {
-            bring(ahead.unit, buffer);
+            copy_images(ahead.unit, buffer);
         }
-        for (Ring<BUFFERS> buffer; share.more(); share.advance(), buffer.advance()) {
+        for (Ring<BUFFERS> buffer; work_left.more(); work_left.advance(), buffer.advance()) {
             barrier_wait(&shared.images_read[buffer.number], buffer.parity);
             if (ahead.more()) {
-                bring(ahead.unit, buffer.number);
+                copy_images(ahead.unit, buffer.number);
                 ahead.advance();
             }
 #pragma unroll 1
-            for (int set = share.set; set < share.end; set++) {
+            for (int set = work_left.set; set < work_left.end; set++) {
                 barrier_wait(&shared.outputs_there[stage.number], stage.parity);
-                take(share.unit, set);
+                copy_outputs(work_left.unit, set);
                 stage.advance();
-                // An older stage is free as soon as the engine has read it.
+                // An older stage is free after the engine has read it.
                 copies_read<STAGES - 3>();
                 if (++taken > STAGES - 3) {
                     barrier_arrive(&shared.outputs_gone[emptied.number]);
@@ -198,7 +198,7 @@ struct Mover {
     }
 };
 
-// Which outputs are a thread's own.
+// The outputs of one thread.
 struct Window {
     int image, strip, pair;
 
@@ -228,29 +228,30 @@ __device__ __forceinline__ void read_window(float (&made)[kWindowRows][kRowProdu
     }
 }
 
-// What a warp that computes does; `thread` counts from 0 in the first of them.
+// A computing warp; `thread` counts from 0 in the first one.
 __device__ __forceinline__ void work(Shared &shared, int thread, float *y, const float *bias,
                                      unsigned units) {
-    // Spare threads do again what the last window's does, and keep it.
+    // Spare threads recompute the last window, and do not store it.
     const Window window(min(thread, kWindows - 1));
     const bool spare = kWindows % (32 * WARPS) != 0 && thread >= kWindows;
-    // The last strip is moved up to end with the image; the rows above `first` are not its own.
+    // The last strip moves up to end with the image; its rows above `first` belong to the previous
+    // one.
     const int first = window.strip * ROWS, i0 = min(first, kOutH - ROWS), j = 2 * window.pair;
     const float *pixels = shared.images[0] + window.image * kImage + i0 * WIDTH + j;
     float *place = shared.outputs[0][window.image] + i0 * kOutW + j;
-    const unsigned image_piece = piece(y) + window.image * (kOutImage / 4);
+    const unsigned image_chunk = chunk(y) + window.image * (kOutImage / 4);
     Ring<STAGES> stage;
     Ring<BUFFERS> buffer;
-    for (Share share(units); share.more(); share.advance(), buffer.advance()) {
+    for (Schedule work_left(units); work_left.more(); work_left.advance(), buffer.advance()) {
         barrier_wait(&shared.images_there[buffer.number], buffer.parity);
         float made[kWindowRows][kRowProducts];
         read_window(made, pixels + buffer.number * (IMAGES * kImage));
         barrier_arrive(&shared.images_read[buffer.number]);
-        const unsigned unit_piece = image_piece + share.unit * (IMAGES * kOutImage / 4);
+        const unsigned unit_chunk = image_chunk + work_left.unit * (IMAGES * kOutImage / 4);
 #pragma unroll 1
-        for (int set = share.set; set < share.end; set++) {
+        for (int set = work_left.set; set < work_left.end; set++) {
             float *run = place + stage.number * (IMAGES * kRoom);
-            run += start(unit_piece + set * (kRun / 4));
+            run += start(unit_chunk + set * (kRun / 4));
             // Wait on both barriers: the sanitizers cannot see the copy engine's reads.
             Barrier *gone = &shared.outputs_gone[stage.number];
             Barrier *there = &shared.outputs_there[stage.number];

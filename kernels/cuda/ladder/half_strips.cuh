@@ -1,15 +1,15 @@
-// Images and weights as wgmma reads them from shared memory, in half precision, channels last.
+// Images and weights in shared memory in fp16, channels last, in the layout that wgmma reads.
 //
-// A record is 16 bytes, 8 values of k for a pixel: 8 of its channels. Of the channels that are left
-// over it holds 4 or 2, of the pixel and of those that the next taps to the right see. Records of
-// neighbouring pixels follow each other, so that 64 of them from any record on are a matrix to the
-// unit, and a tap is a constant distance. Pixels of an image are numbered with the columns to the
-// right that no window starts in; what is computed there is not stored. With strides, pixels whose
-// rows and columns leave the same remainder lie together, for the same reason.
+// A record is 16 bytes, 8 values of k for a pixel: 8 of its channels. A record of the last 4 or 2
+// channels also holds those of the pixels under the next taps to the right. Records of neighbouring
+// pixels are contiguous, so that 64 of them from any record on are a matrix operand, and a tap is a
+// constant offset. The numbering of pixels includes the columns at the right in which no window
+// starts; their results are not stored. With strides, pixels whose rows and columns have the same
+// remainders are contiguous, for the same reason.
 //
-// Half precision has 11 bits, as TF32 has, but few exponents: a power of two for each strip of an
-// image and one for each filter bring the largest magnitude to 2^14, and are taken back at the end.
-// With PARTS 2, a second half holds what the first rounds off.
+// fp16 has 11 bits, as TF32 has, but a small range: a power-of-two scale for each strip of an image
+// and one for each filter bring the largest magnitude to 2^14, and are reversed at the end. With
+// PARTS 2, a second fp16 number holds the rounding error of the first.
 #pragma once
 
 #include <stdint.h>
@@ -23,10 +23,10 @@
 #define GROUPS 2  // of four warps, in a block
 #endif
 #ifndef FILTER_TILES
-#define FILTER_TILES 3  // tiles of 8 filters that a group works on at once, at most 4
+#define FILTER_TILES 3  // tiles of 8 filters that a group computes at once, at most 4
 #endif
 #ifndef FILTER_TURNS
-#define FILTER_TURNS 1  // how often, for the filters of a block
+#define FILTER_TURNS 1  // rounds over the filters of a block
 #endif
 #ifndef STRIP_ROWS
 #define STRIP_ROWS 29  // output rows whose input is in shared memory
@@ -34,25 +34,25 @@
 #ifndef BLOCKS
 #define BLOCKS 2
 #endif
-// 1: results go through shared memory, so that fewer parts of lines are written; it pays where
-// there is little to multiply for much to write.
+// 1: results go through shared memory, to write fewer partial lines. It pays off where the kernel
+// writes much and multiplies little.
 #define STAGED (PARTS == 1 && FILTER_TILES > 2)
 #ifndef HELD
-// 0: a thread reads its pixels twice; 1: its registers hold them; 2: and those of the next strip
-// while this one is worked on.
+// 0: a thread reads its pixels twice; 1: it keeps them in registers; 2: it also prefetches those of
+// the next strip.
 #define HELD 2
 #endif
 
 constexpr int kThreads = GROUPS * 128;
 constexpr int kPaddedW = WIDTH + 2 * PAD_W;
-// Rows of a strip's input, and as they lie in memory, by remainders of rows and columns.
+// Rows of a strip's input, and their layout in memory by remainders of rows and columns.
 constexpr int kStripH = (STRIP_ROWS - 1) * STRIDE_H + (KERNEL_H - 1) * DILATE_H + 1;
 constexpr int kLaidH = divide_up(kStripH, STRIDE_H), kLaidW = divide_up(kPaddedW, STRIDE_W);
 constexpr int kStrips = divide_up(kOutH, STRIP_ROWS);
 constexpr int kStripPixels = kStripH * kPaddedW;
 constexpr int kTurns = divide_up(kStripPixels, kThreads);  // pixels that a thread loads
 
-// Channels that share a record with further taps: of those left over by eights, if they are few.
+// The last, partial group of channels, if small enough to share a record with further taps.
 __host__ __device__ constexpr int partial_channels() {
     const int rest = CHANNELS % 8;
     int part = rest > 4 ? 8 : rest > 2 ? 4 : 2;
@@ -73,20 +73,20 @@ constexpr int kSums = FILTER_TILES * 4;  // of a thread, for a tile
 constexpr int kColumns = PARTS * FILTER_TILES * 8;
 constexpr int kFilters = FILTER_TURNS * FILTER_TILES * 8;  // of a block
 
-// Where a pixel of a strip, or what a tap sees of the first one, lies in a plane.
+// The record in a plane of a pixel of a strip, or the record offset of a tap.
 __host__ __device__ constexpr int record_of(int row, int column) {
     return ((row % STRIDE_H * STRIDE_W + column % STRIDE_W) * kLaidH + row / STRIDE_H) * kLaidW +
            column / STRIDE_W;
 }
 
 constexpr int kLaid = kLaidH * kLaidW, kRemainders = STRIDE_H * STRIDE_W;
-// Past the last pixel there is room for the last tile's windows.
+// Records after the last pixel, for the last tile's windows.
 constexpr int kReadRecords = (kRemainders - 1) * kLaid + kTiles * 64 +
                              (KERNEL_H - 1) * DILATE_H / STRIDE_H * kLaidW +
                              (KERNEL_W - 1) * DILATE_W / STRIDE_W;
 constexpr int kRecords = kRemainders * kLaid > kReadRecords ? kRemainders * kLaid : kReadRecords;
 
-// One unit of k: a plane, a row of taps, its first tap. Taps before `fresh` belong to others.
+// One unit of k: a plane, a row of taps, its first tap. Taps before `fresh` belong to other units.
 struct Unit {
     int plane, row, tap, fresh;
 
@@ -96,19 +96,19 @@ struct Unit {
 };
 
 __host__ __device__ constexpr Unit counted_unit(int number) {
-    if (number >= kUnits) return {0, 0, 0, KERNEL_W};  // fills up the last step
+    if (number >= kUnits) return {0, 0, 0, KERNEL_W};  // padding of the last step
     if (number < kEights * kTaps) {
         const int tap = number % KERNEL_W;
         return {number / kTaps, number % kTaps / KERNEL_W, tap, tap};
     }
     number -= kEights * kTaps;
     const int fresh = number % kPartUnits * kPartTaps;
-    // The last taps, where fewer are left, so that nothing outside the window is multiplied.
+    // The last taps, moved left if fewer remain, so that nothing outside the window is multiplied.
     const int tap = fresh + kPartTaps > KERNEL_W ? KERNEL_W - kPartTaps : fresh;
     return {kEights, number / kPartUnits, tap, fresh};
 }
 
-// The units of a step in the order in which they lie in memory.
+// The units of a step in order of their addresses.
 __host__ __device__ constexpr Unit unit_at(int number) {
     const Unit first = counted_unit(number / 2 * 2), second = counted_unit(number / 2 * 2 + 1);
     return (first.offset() <= second.offset()) == (number % 2 == 0) ? first : second;
@@ -116,13 +116,14 @@ __host__ __device__ constexpr Unit unit_at(int number) {
 
 struct Shared {
     uint4 strip[kPlanes][PARTS][kRecords];
-    // In the order of the matrix's columns: the filters' first parts, then their second.
+    // In the order of the matrix's columns: the filters' first parts, then their second ones.
     uint4 weights[FILTER_TURNS][2 * kSteps][kColumns];
     float unscale[kFilters];
-    float2 factors[kFilters];  // what takes the powers of two back, the smaller first
+    float2 factors[kFilters];  // reverse the scales, the smaller factor first
     float largest[GROUPS * 4];
 #if STAGED
-    // A tile's results; filters are 4 banks apart, so that a warp's sums go to 32 different ones.
+    // A tile's results; the pitch puts filters 4 banks apart, so that a warp writes to 32 different
+    // ones.
     float results[GROUPS][FILTER_TILES * 8][68];
 #endif
 };
@@ -131,7 +132,7 @@ struct Shared {
 static_assert(SHARED_BYTES == sizeof(Shared), "the host reckons with another size");
 #endif
 
-// Weights, each filter's scaled, as records of the matrix.
+// Stores the scaled weights as records of the matrix.
 __device__ void load_weights(Shared &shared, const float *w, int filter0) {
     constexpr int kCount = CHANNELS * kTaps, kTile = FILTER_TILES * 8;
     const int lane = threadIdx.x % 32;
@@ -169,15 +170,14 @@ __device__ void load_weights(Shared &shared, const float *w, int filter0) {
     }
 }
 
-// Takes powers of two back, the smaller factor first: neither product overflows where the result
-// does not.
+// Reverses the scales, the smaller factor first: neither product overflows unless the result does.
 __device__ __forceinline__ float unscaled(float sum, float2 factors) {
     return sum * factors.x * factors.y;
 }
 
-// What a thread loads of a strip: a pixel in each turn, all its channels.
+// A thread's part of a strip: one pixel in each turn, with all its channels.
 struct Pixels {
-    const float *from;  // the image, in which the strip begins at
+    const float *from;  // the image; the strip starts at
     int row0;
 
     __device__ Pixels(const float *x, unsigned unit)
@@ -192,7 +192,7 @@ struct Pixels {
     }
 };
 
-// A thread's pixels, where they stay in registers while their largest is found.
+// A thread's pixels, if they stay in registers during the search for the largest.
 constexpr bool kHeld = HELD > 0, kAhead = HELD > 1;
 using Held = float[kHeld ? kTurns : 1][kHeld ? CHANNELS : 1];
 
@@ -243,7 +243,7 @@ __device__ __forceinline__ void lay_out_pixel(Shared &shared, const Held &held,
     }
 }
 
-// The largest magnitude of a strip, to all threads.
+// Reduces the largest magnitude of a strip; all threads get it.
 __device__ __forceinline__ float largest_of_strip(Shared &shared, const Held &held,
                                                   const Pixels &pixels, bool finite) {
     float most = 0;
@@ -262,7 +262,7 @@ __device__ __forceinline__ float largest_of_strip(Shared &shared, const Held &he
     return most;
 }
 
-// Writes a strip as the unit reads it, once all threads are done with the one before.
+// Stores a strip in the layout of wgmma, after all threads have read the previous one.
 __device__ __forceinline__ void lay_out(Shared &shared, const Held &held, const Pixels &pixels) {
     float most = largest_of_strip(shared, held, pixels, false);
     if (isinf(most)) {
@@ -276,21 +276,21 @@ __device__ __forceinline__ void lay_out(Shared &shared, const Held &held, const 
     }
 #pragma unroll(kHeld ? kTurns : 1)
     for (int turn = 0; turn < kTurns; turn++) lay_out_pixel(shared, held, pixels, turn, scale);
-    // The tensor cores read memory by another way.
+    // Tensor cores read through the async proxy.
     asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
     __syncthreads();
 }
 
-// Where a step's pixels begin, and how far apart its units are, to add to the description of a
-// tile's first record.
+// The offset of a step's pixels and the distance of its units, to add to the descriptor of a tile's
+// first record.
 __device__ __forceinline__ constexpr uint64_t step_of_strip(int step) {
     const int first = unit_at(2 * step).offset();
     return first | uint64_t(unit_at(2 * step + 1).offset() - first) << 16;
 }
 
 #if STAGED
-// Waits for the other warps of a group; the barriers' numbers are known to the compiler, which
-// otherwise reserves all that there are.
+// Waits for the other warps of a group. Constant barrier numbers keep the compiler from reserving
+// all barriers.
 __device__ __forceinline__ void wait_for_group(int group) {
     static_assert(GROUPS <= 4);
     if (group == 0) asm volatile("bar.sync 1, 128;" ::: "memory");
@@ -299,8 +299,8 @@ __device__ __forceinline__ void wait_for_group(int group) {
     if (GROUPS > 3 && group == 3) asm volatile("bar.sync 4, 128;" ::: "memory");
 }
 
-// A tile's sums to the output, a warp 32 pixels of a filter at once. `out` is where the strip's
-// first row lies, of filter number m0 of the block's.
+// Writes a tile's sums through shared memory, a warp 32 pixels of a filter at once. `out` is the
+// strip's first row in filter `m0` of the block.
 __device__ __forceinline__ void store_tile(float *out, const float (&sum)[kSums], int tile, int m0,
                                            int filter0, int rows, int group, Shared &shared,
                                            const float *bias) {
@@ -325,7 +325,7 @@ __device__ __forceinline__ void store_tile(float *out, const float (&sum)[kSums]
 }
 
 #else
-// A tile's sums to the output, from where they are, a warp 8 pixels of 4 filters at once.
+// Writes a tile's sums from registers, a warp 8 pixels of 4 filters at once.
 __device__ __forceinline__ void store_tile(float *out, const float (&sum)[kSums], int tile, int m0,
                                            int filter0, int rows, int, Shared &shared,
                                            const float *bias) {
@@ -350,8 +350,8 @@ __device__ __forceinline__ void store_tile(float *out, const float (&sum)[kSums]
 }
 #endif
 
-// Every gridDim.x-th strip of the batch. `multiply_tile` gets sums to add to, the description of a
-// tile's first record, and that of the weights of FILTER_TILES tiles of filters.
+// Loops over every gridDim.x-th strip of the batch. `multiply_tile` gets the sums, the descriptor
+// of a tile's first record, and that of the weights of FILTER_TILES tiles of filters.
 template <class MultiplyTile>
 __device__ __forceinline__ void convolve_strips(float *y, const float *x, const float *w,
                                                 const float *bias, int batch,
@@ -360,7 +360,7 @@ __device__ __forceinline__ void convolve_strips(float *y, const float *x, const 
     Shared &shared = *(Shared *)memory;
     const int filter0 = blockIdx.y * kFilters;
     const unsigned units = batch * kStrips;  // an image's strips are the units of work
-    // The compiler does not see that it is the same for a warp.
+    // The shuffle tells the compiler that it is uniform in a warp.
     const int group = __shfl_sync(0xffffffffu, threadIdx.x / 128, 0);
 
     Held held;

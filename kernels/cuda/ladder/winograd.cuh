@@ -1,5 +1,5 @@
-// Winograd's F(2, 3) along the rows of one channel: what 15_winograd.cu says, in registers.
-// A thread has ROWS pairs of neighbouring outputs below each other.
+// Winograd's F(2, 3) along the rows of one channel, in registers, as 15_winograd.cu describes. A
+// thread has ROWS vertical neighbours, each two columns wide.
 #pragma once
 
 #include "shape.cuh"
@@ -9,8 +9,8 @@
 #endif
 
 constexpr int kWindowRows = ROWS + KERNEL_H - 1;  // of pixels under a thread's outputs
-constexpr int kWindow = KERNEL_W + 1;             // pixels of a row under a pair
-constexpr int kGroups = KERNEL_W / 2;             // of two taps of a row, the last of three
+constexpr int kWindow = KERNEL_W + 1;             // pixels of a row under two columns
+constexpr int kGroups = KERNEL_W / 2;             // groups of two taps of a row; the last has three
 constexpr int kRowProducts = 3 * kGroups + 1;
 constexpr int kProducts = KERNEL_H * kRowProducts;
 constexpr int kFactors = divide_up(kProducts, 4) * 4;  // of a filter, in whole words of 16 bytes
@@ -18,11 +18,11 @@ constexpr int kFactors = divide_up(kProducts, 4) * 4;  // of a filter, in whole 
 static_assert(CHANNELS == 1, "this is for one input channel");
 static_assert(KERNEL_W % 2 == 1 && KERNEL_W > 1, "a row of taps is of twos and one three");
 
-// The products of a row in their order: of the groups' Z1, of their Z2, Z3 with its sign changed,
-// and of the groups' Z0.
+// The order of a row's products: Z1 of all groups, Z2 of all groups, Z3 with its sign changed, and
+// Z0 of all groups.
 constexpr int kSums = 0, kDifferences = kGroups, kLast = 2 * kGroups, kFirsts = kLast + 1;
 
-// What a product of one row of taps has of the weights.
+// The transformed weight of a product of one row of taps.
 __device__ __forceinline__ float factor(const float *taps, int product) {
     if (product == kLast) return taps[KERNEL_W - 1];
     if (product >= kFirsts) return taps[2 * (product - kFirsts)];
@@ -31,7 +31,7 @@ __device__ __forceinline__ float factor(const float *taps, int product) {
     return (group[0] + (product < kDifferences ? group[1] : -group[1]) + last) / 2;
 }
 
-// All filters' factors, those of a product together, by all of the block's `threads` threads.
+// Transforms all filters' weights, stored by product, with all `threads` threads of the block.
 __device__ __forceinline__ void load_factors(float (*factors)[kFactors], const float *w,
                                              int threads) {
     for (int i = threadIdx.x; i < FILTERS * kProducts; i += threads) {
@@ -40,11 +40,11 @@ __device__ __forceinline__ void load_factors(float (*factors)[kFactors], const f
             factor(w + row * KERNEL_W, product);
     }
     for (int m = threadIdx.x; m < FILTERS; m += threads) {
-        for (int i = kProducts; i < kFactors; i++) factors[m][i] = 0;  // is read with the others
+        for (int i = kProducts; i < kFactors; i++) factors[m][i] = 0;  // padding, read as well
     }
 }
 
-// What the products of a row have of the pixels under a pair.
+// The transformed pixels of a row under two columns.
 __device__ __forceinline__ void transform(float (&made)[kRowProducts],
                                           const float (&pixels)[kWindow]) {
 #pragma unroll
@@ -57,15 +57,16 @@ __device__ __forceinline__ void transform(float (&made)[kRowProducts],
     made[kLast] = pixels[kWindow - 1] - pixels[kWindow - 3];
 }
 
-// Which of a thread's rows a factor is used for i-th: from the last but one down, and then the last,
-// since the next factor of the product meets the same pixels in the last row but one.
+// The order of a thread's rows for one factor: from the last but one down to the first, then the
+// last, because the next factor uses the same pixels in the last row but one.
 __host__ __device__ constexpr int row_of(int i) {
     return (2 * ROWS - 2 - i) % ROWS;
 }
 
-// A filter's outputs. A multiply-add takes two cycles when two of its operands come from the same
-// one of the two banks of registers; what the one before it had as well comes from neither. In this
-// order each shares its factor or its pixels with the one before, but for a product's first.
+// A filter's outputs. A multiply-add takes two cycles when two of its operands are in the same one
+// of the two register banks; an operand of the previous instruction is in neither. In this order,
+// each instruction has its factor or its pixels in common with the previous one, except a product's
+// first.
 __device__ __forceinline__ void convolve_pairs(float2 (&outputs)[ROWS],
                                                const float (&made)[kWindowRows][kRowProducts],
                                                const float *factors) {

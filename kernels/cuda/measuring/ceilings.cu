@@ -1,5 +1,5 @@
-// Not a convolution: what the GPU itself can do, for benchmarks. A block's operations in one round
-// are in a variable of its own, 0 where the GPU has no such unit. `never` is not written.
+// Not a convolution: measures the GPU's peak rates, for benchmarks. Variables hold the operations
+// of a block in one round, or 0 where the GPU lacks the unit. `never` is not written.
 #include <stdint.h>
 
 constexpr int kThreads = 256;
@@ -28,14 +28,14 @@ extern "C" __global__ void multiply_adds(float *never, int rounds) {
     if (sum == -1) *never = sum;
 }
 
-// Numbers without a pattern: on zeros tensor cores take less power and run faster.
+// Numbers without a pattern: tensor cores that multiply zeros take less power and run faster.
 __device__ uint32_t noise(uint32_t i) {
     i = (i ^ i >> 16) * 0x45d9f3bu;
     i = (i ^ i >> 16) * 0x45d9f3bu;
     return i ^ i >> 16;
 }
 
-// Products on the tensor cores, of TF32 numbers in +-1 or of pairs of half-precision ones.
+// Products on the tensor cores, of TF32 numbers in +-1 or of fp16 pairs.
 struct Tf32 {
     static __device__ uint32_t number(uint32_t i) {
         return __float_as_uint(int(noise(i)) * 0x1p-31f);
@@ -49,7 +49,7 @@ struct Half {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
 
 constexpr int kProducts = 16;
-constexpr int kRows = 64, kColumns = 64, kWords = 8;  // words of k: 8 TF32 numbers or 16 halves
+constexpr int kRows = 64, kColumns = 64, kWords = 8;  // words of k: 8 TF32 or 16 fp16 numbers
 constexpr int kOperations = 2 * kThreads / 128 * kProducts * kRows * kColumns * kWords;
 
 // d += a * b by four warps, b in shared memory as blocks of 8 columns x 16 bytes.

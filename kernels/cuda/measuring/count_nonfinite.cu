@@ -1,5 +1,5 @@
-// Not a convolution: how many elements of y are infinite or NaN, for benchmarks, which fill outputs
-// with NaN first. `count` must be 0 before.
+// Not a convolution: counts the elements of y that are infinite or NaN, for benchmarks, which fill
+// outputs with NaN first. `count` must be 0 before.
 extern "C" __global__ void count_nonfinite(unsigned *count, const float *y, unsigned elements) {
     unsigned mine = 0;
     for (unsigned i = blockIdx.x * blockDim.x + threadIdx.x; i < elements;

@@ -1,8 +1,8 @@
-// Not convolutions: helps for checking and timing kernels of others on the GPU. What they compute
-// from is drawn here, and what they computed is compared here, by another process than theirs.
+// Not convolutions: they check and time other people's kernels on the GPU. This process draws the
+// inputs and compares the results; the kernel under test runs in another process.
 
 // The splitmix64 generator (Steele, Lea and Flood, "Fast splittable pseudorandom number
-// generators", 2014) at a place of its sequence.
+// generators", 2014), by index of its sequence.
 __device__ unsigned long long drawn(unsigned long long seed, unsigned place) {
     unsigned long long z = seed + (place + 1ull) * 0x9e3779b97f4a7c15ull;
     z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9ull;
@@ -18,7 +18,8 @@ extern "C" __global__ void draw(float *x, const unsigned long long *seed, unsign
     }
 }
 
-// How many elements of y are off by more than `bound` billionths, or NaN. `count` must be 0 before.
+// Counts the elements of y that are off by more than `bound` billionths, or NaN. `count` must be 0
+// before.
 extern "C" __global__ void count_wrong(unsigned *count, const float *y, const float *expected,
                                        unsigned elements, int bound) {
     const float largest = 1e-9f * bound;
@@ -30,7 +31,7 @@ extern "C" __global__ void count_wrong(unsigned *count, const float *y, const fl
     if (mine > 0) atomicAdd(count, mine);
 }
 
-// How many words of two arrays differ. `count` must be 0 before.
+// Counts the words that differ between two arrays. `count` must be 0 before.
 extern "C" __global__ void count_changed(unsigned *count, const unsigned *a, const unsigned *b,
                                          unsigned words) {
     unsigned mine = 0;

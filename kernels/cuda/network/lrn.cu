@@ -1,7 +1,7 @@
 // Normalisation over neighbouring channels: y = x / (KNORM + ALPHA / SIZE * sum of x^2)^BETA.
 //
-// A thread has an element, and reads those of the SIZE channels around it.
-// (A. Krizhevsky and others, ImageNet Classification with Deep Convolutional Neural Networks, 2012)
+// A thread has an element, and reads the elements of the SIZE channels around it. (A. Krizhevsky
+// and others, ImageNet Classification with Deep Convolutional Neural Networks, 2012)
 #ifndef SIZE
 #define SIZE 5
 #endif

@@ -1,10 +1,10 @@
-// Pointwise: each element of y from the same element of the inputs, or from the one of an input
-// that serves several, such as a channel's.
+// Pointwise: an element of y from the same element of the inputs, or from an element of an input
+// that is broadcast, such as one for each channel.
 //
-// What is computed is a macro: whole chains of a network's activations, sums and normalisations
-// read and write memory once. A thread has VECTOR neighbouring elements.
+// The expression is a macro: a chain of a network's activations, sums and normalisations reads and
+// writes memory once. A thread has VECTOR neighbouring elements.
 #ifdef HALF
-#include <cuda_fp16.h>  // for types, or what is computed
+#include <cuda_fp16.h>  // for types, or for the expression
 #endif
 #ifndef INPUTS
 #define INPUTS 1  // in0 to in5
@@ -15,9 +15,9 @@
 #ifndef VECTOR
 #define VECTOR 4  // or 1
 #endif
-// How an input is read for element i of y. ALIKE: element i. IMAGES: `inner` elements lie between
-// the beginnings of images of `outer` elements, of y and of the input. SHARED: element
-// i / outer * count + i / inner % count, which may differ within a vector; UNIFORM: it does not.
+// Addressing of an input for element i of y. ALIKE: element i. IMAGES: images of `outer` elements
+// of y and of the input start `inner` elements apart. SHARED: element i / outer * count + i / inner
+// % count, which may vary within a vector; UNIFORM: it does not.
 #define ALIKE 0
 #define IMAGES 1
 #define SHARED 2
@@ -65,7 +65,7 @@
 #define KIND_OUT ALIKE  // or IMAGES
 #endif
 
-// Neighbouring elements, read or written at once.
+// Neighbouring elements, read or written as one vector.
 template <class T>
 struct alignas(sizeof(T) * VECTOR) Elements {
     T of[VECTOR];

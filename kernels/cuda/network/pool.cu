@@ -22,8 +22,8 @@
 
 constexpr unsigned kOut = OUT_H * OUT_W;
 
-// `channels` planes lie behind each other, and then `in_image` and `out_image` elements after the
-// first one those of the next image.
+// Planes of an image's `channels` are contiguous; images start `in_image` and `out_image` elements
+// apart.
 extern "C" __global__ void __launch_bounds__(256)
     pool(float *y, const float *x, int outputs, int channels, int in_image, int out_image) {
     const unsigned index = blockIdx.x * 256 + threadIdx.x;
@@ -53,7 +53,7 @@ extern "C" __global__ void __launch_bounds__(256)
         const int begin_w = WITH_BORDER ? column0 : max(column0, 0);
         const int end_h = min(row0 + KERNEL_H, HEIGHT + (WITH_BORDER ? PAD_H : 0));
         const int end_w = min(column0 + KERNEL_W, WIDTH + (WITH_BORDER ? PAD_W : 0));
-        // Windows beyond the padding have nothing in them.
+        // Windows beyond the padding are empty.
         const int size = max(end_h - begin_h, 0) * max(end_w - begin_w, 0);
         found = size > 0 ? found / size : 0;
     }

@@ -1,8 +1,8 @@
 // Sums, averages or the largest of rows: y[o, i] of x[o, :, i].
 //
-// A warp has a row, whose elements lie `inner` apart.
+// A warp has a row, whose elements are `inner` apart.
 #ifndef LARGEST
-#define LARGEST NONE  // or OF_ALL, of which what is no number is one, or OF_NUMBERS
+#define LARGEST NONE  // or OF_ALL: NaN if any element is NaN; or OF_NUMBERS: ignores NaN
 #endif
 #ifndef FACTOR
 #define FACTOR 1.f  // that sums are multiplied by

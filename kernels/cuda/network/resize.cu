@@ -1,11 +1,10 @@
-// Images of another size, each pixel interpolated between the four that it lies between: MXNet's
-// contrib.BilinearResize2D.
+// Images of another size, by bilinear interpolation: MXNet's contrib.BilinearResize2D.
 #ifndef ALIGNED
 #define ALIGNED 1
 #endif
 
-// Where place `i` of `out` lies among `in` pixels. With ALIGNED the outermost pixels' centres are
-// the same ones in both images, else the images' edges.
+// The input coordinate of output pixel `i`. With ALIGNED, the centres of the outermost pixels
+// coincide, else the images' edges.
 __device__ float source(int i, int in, int out) {
     if (ALIGNED) return out > 1 ? float(in - 1) / (out - 1) * i : 0.f;
     const float scale = out > 1 ? float(in) / out : 0.f;

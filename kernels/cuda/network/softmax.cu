@@ -1,6 +1,6 @@
 // Softmax of rows: y[o, :, i] = exp(x[o, :, i]) over its sum, or the logarithm of that.
 //
-// A warp has a row, whose elements lie `inner` apart; the largest is subtracted first.
+// A warp has a row, whose elements are `inner` apart; the largest is subtracted first.
 #ifndef LOGARITHM
 #define LOGARITHM 0
 #endif

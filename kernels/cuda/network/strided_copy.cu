@@ -1,8 +1,7 @@
-// Elements put elsewhere: y[i0, i1 ...] = x[...], of arrays of up to six axes, where x is read by
-// strides of its own along the axes of y. So it transposes, repeats, cuts out and puts borders
-// around images.
+// Copies arrays of up to six axes, with strides of x for each axis of y: it transposes, repeats,
+// slices and pads.
 #ifndef BORDER
-#define BORDER ZERO  // what is beyond x: FILL, or its NEAREST element, or those MIRRORED
+#define BORDER ZERO  // elements beyond x: FILL, its NEAREST element, or MIRRORED ones
 #endif
 #ifndef FILL
 #define FILL 0.f
@@ -11,7 +10,7 @@
 #define NEAREST 1
 #define MIRRORED 2
 
-// An axis of y: `first` of its places lie before x, which has `held` of them, `stride` apart.
+// An axis of y: `first` elements before x, then the `held` elements of x, `stride` apart.
 #define AXIS(k) int size##k, int first##k, int held##k, int stride##k
 #define PLACE(k)                                                        \
     {                                                                   \

@@ -1,6 +1,6 @@
-// The engine of Hopper and later GPUs that copies whole runs of bytes between global and shared
-// memory on its own, and the barriers in shared memory that it reports to. Runs start at, and have,
-// multiples of 16 bytes. (PTX ISA: mbarrier, cp.async.bulk, cp.reduce.async.bulk.)
+// Bulk copies between global and shared memory by the copy engine (TMA) of Hopper and later GPUs,
+// and the barriers in shared memory that it signals. Runs start at, and have, multiples of 16
+// bytes. (PTX ISA: mbarrier, cp.async.bulk, cp.reduce.async.bulk.)
 #pragma once
 
 using Barrier = unsigned long long;
@@ -13,7 +13,7 @@ __device__ __forceinline__ bool aligned_for_copies(const void *array) {
     return (unsigned long long)array % 16 == 0;
 }
 
-// By one thread, and to be made known to the others and to the engine by `barriers_ready`.
+// By one thread; `barriers_ready` then makes the barriers visible to the others and to the engine.
 __device__ __forceinline__ void barrier_init(Barrier *barrier, unsigned arrivals) {
     asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(shared_address(barrier)),
                  "r"(arrivals)
@@ -29,7 +29,7 @@ __device__ __forceinline__ void barrier_arrive(Barrier *barrier) {
                  : "memory");
 }
 
-// Arrive, and let the phase end only when the engine has brought `bytes` bytes.
+// Arrives; the phase ends only after the engine has copied `bytes` bytes.
 __device__ __forceinline__ void barrier_expect(Barrier *barrier, unsigned bytes) {
     asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(
                      shared_address(barrier)),
@@ -37,7 +37,7 @@ __device__ __forceinline__ void barrier_expect(Barrier *barrier, unsigned bytes)
                  : "memory");
 }
 
-// Wait until the phase of this parity is over: that before the first counts as one of parity 1.
+// Waits until the phase of this parity is over; the phase before the first one has parity 1.
 __device__ __forceinline__ void barrier_wait(Barrier *barrier, unsigned parity) {
     asm volatile(
         "{\n"
@@ -65,7 +65,7 @@ __device__ __forceinline__ bool barrier_passed(Barrier *barrier, unsigned parity
     return passed;
 }
 
-// Which of several places is in use, and the parity of the phase that its barriers are in.
+// The index of the current stage, and the parity of its barriers' phase.
 template <int places>
 struct Ring {
     int number = 0;
@@ -76,8 +76,8 @@ struct Ring {
     }
 };
 
-// True in one thread of a warp, always the same, of whom the compiler knows that it is alone: what
-// the engine is given need not be tried for every thread.
+// True in one thread of a warp, always the same. The compiler knows that it is one thread, and does
+// not loop over the lanes for uniform operands.
 __device__ __forceinline__ bool elected() {
     unsigned one;
     asm volatile(
@@ -90,7 +90,7 @@ __device__ __forceinline__ bool elected() {
     return one;
 }
 
-// Bring bytes to shared memory; the barrier hears of them.
+// Copies to shared memory; the barrier counts the bytes.
 __device__ __forceinline__ void copy_in(float *to, const float *from, unsigned bytes,
                                         Barrier *barrier) {
     asm volatile(
@@ -100,12 +100,12 @@ __device__ __forceinline__ void copy_in(float *to, const float *from, unsigned b
         : "memory");
 }
 
-// What a thread has written to shared memory, the engine sees from here on.
+// Makes a thread's writes to shared memory visible to the engine.
 __device__ __forceinline__ void show_to_engine() {
     asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 }
 
-// Take bytes out of shared memory, and with `add` add them to the floats that are there.
+// Copies out of shared memory; with `add`, adds to the floats at the destination.
 __device__ __forceinline__ void copy_out(float *to, const float *from, unsigned bytes, bool add) {
     if (add) {
         asm volatile("cp.reduce.async.bulk.global.shared::cta.bulk_group.add.f32 [%0], [%1], %2;" ::
@@ -119,12 +119,12 @@ __device__ __forceinline__ void copy_out(float *to, const float *from, unsigned 
     }
 }
 
-// What this thread has begun to take out is one group.
+// Closes a group of this thread's copies out of shared memory.
 __device__ __forceinline__ void copies_begun() {
     asm volatile("cp.async.bulk.commit_group;" ::: "memory");
 }
 
-// Wait until the engine has read all but the newest groups of this thread out of shared memory.
+// Waits until the engine has read all but the newest groups of this thread.
 template <int newest>
 __device__ __forceinline__ void copies_read() {
     asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(newest) : "memory");

@@ -1,10 +1,10 @@
-// Two neighbouring elements of a row at once, where they are known to lie together in one word of
-// eight bytes; one by one where they are not.
+// Two neighbouring elements of a row in one access of eight bytes, if they are known to be aligned;
+// in two accesses otherwise.
 #pragma once
 
 #include "output.cuh"
 
-// Whether pairs that start at even elements of an array can be accessed together.
+// Whether a float2 at an even element of the array is aligned.
 __device__ __forceinline__ bool aligned(const void *array) {
     return (unsigned long long)array % sizeof(float2) == 0;
 }
@@ -13,7 +13,7 @@ __device__ __forceinline__ float2 load_pair(const float *from, bool together) {
     return together ? __ldg((const float2 *)from) : make_float2(__ldg(from), __ldg(from + 1));
 }
 
-// Write two elements of the output; with `leave` they leave the caches as soon as possible.
+// Writes two elements of the output; with `leave` as streaming stores.
 template <bool leave>
 __device__ __forceinline__ void store_pair(float *y, float2 sum, const float *bias, int filter,
                                            bool together) {

@@ -1,22 +1,22 @@
-// Tensor cores by warps (mma.sync), of Ampere and later GPUs: half precision, or what MULTIPLIED
-// says, from shared memory, sums in float32. The names are those of wgmma.cuh; here sums are there
-// when a function returns.
+// Tensor cores by warp (mma.sync), for Ampere and later GPUs: fp16, or the type in MULTIPLIED, from
+// shared memory, with float32 sums. Names are those of wgmma.cuh; here sums are complete when a
+// function returns.
 #pragma once
 
 #include <stdint.h>
 
-#ifndef MULTIPLIED  // the type of what is multiplied, as PTX names it
+#ifndef MULTIPLIED  // the PTX type of the operands
 #define MULTIPLIED "f16"
 #endif
 
-// A matrix in shared memory of records of 16 bytes, 8 values of k each: those of neighbouring rows
-// follow each other. Adding to it goes so many records on.
+// A matrix in shared memory of 16-byte records of 8 values of k; records of neighbouring rows are
+// contiguous. Adding n to the description moves it by n records.
 __device__ __forceinline__ uint64_t describe(const void *matrix, int) {
     return __cvta_generic_to_shared(matrix) >> 4;
 }
 
-// Four matrices of 8 records: this lane says where record lane % 8 of matrix lane / 8 is, and gets
-// two values of record lane / 4 of each.
+// Four matrices of 8 records (ldmatrix): the lane gives the address of record lane % 8 of matrix
+// lane / 8, and gets two values of record lane / 4 of each.
 __device__ __forceinline__ void load_records(uint32_t (&values)[4], unsigned record) {
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
                  : "=r"(values[0]), "=r"(values[1]), "=r"(values[2]), "=r"(values[3])
@@ -33,7 +33,7 @@ __device__ __forceinline__ void multiply(float *d, const uint32_t (&a)[4], uint3
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 
-// d += a * b of numbers in COUNT parts: 16 rows x 16 values of k by 16 columns.
+// d += a * b of numbers split into COUNT parts: 16 rows x 16 values of k by 16 columns.
 template <int COUNT>
 __device__ __forceinline__ void multiply_both(float *d, const uint32_t (&a)[COUNT][4],
                                               const uint32_t (&b)[COUNT][4]) {
@@ -50,12 +50,12 @@ __device__ __forceinline__ void multiply_both(float *d, const uint32_t (&a)[COUN
     }
 }
 
-// d = a * b for UNITS * 8 values of k, of numbers in COUNT parts: 64 rows, 16 for each of four warps,
-// by 2 columns for each of a thread's sums, which lie as those of wgmma.cuh do. Units of k lie so
-// many records apart, a part behind all units of the one before; products that are smaller than a
-// float's last bit are left out. The small ones are not all summed first, as in wgmma.cuh: a warp
-// would read its columns twice, or hold those of all units in registers, and that took a tenth more
-// time.
+// d = a * b for UNITS * 8 values of k, of numbers split into COUNT parts: 64 rows, 16 for each of
+// four warps, by 2 columns for each of a thread's sums, in the layout of wgmma.cuh. `along_a` and
+// `along_b` are records between units of k; a part follows all units of the previous one. Products
+// below a float's last bit are omitted. Small products do not all come first, unlike in wgmma.cuh:
+// a warp would have to read its columns twice, or hold those of all units in registers, which took
+// a tenth more time.
 template <int COUNT, int UNITS, int N>
 __device__ __forceinline__ void multiply_parts(float (&d)[N], uint64_t a, uint64_t b, int along_a,
                                                int along_b) {

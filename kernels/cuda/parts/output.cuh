@@ -1,22 +1,22 @@
-// What becomes of a finished sum; macros say which of the cases a file is compiled for.
+// Epilogue of a kernel: bias, accumulation and activation, selected by macros.
 #pragma once
 
 #ifndef BIAS
 #define BIAS 0  // 1: bias[filter] is added
 #endif
 #ifndef ACCUMULATE
-#define ACCUMULATE 0  // 1: the result is added to what the output holds, 0: overwrites it
+#define ACCUMULATE 0  // 1: the result is added to the output, 0: overwrites it
 #endif
 #ifndef ACTIVATE
-#define ACTIVATE(v)  // statements that make of v, which holds the result, what is stored
+#define ACTIVATE(v)  // statements on v, the result, before it is stored
 #endif
 
-// What y holds, if the result is added to it. To be read for several elements before the first one
-// is written: reads behind a write wait for it.
+// The old value of y, if the result is added to it. Read several elements before the first write: a
+// read after a write waits for it.
 __device__ __forceinline__ float held(const float *y) { return ACCUMULATE ? *y : 0; }
 
-// Write one element of the output, which has `before`. It is not read again here, so it need not
-// stay in the cache.
+// Writes one element of the output, whose old value is `before`. A streaming store: the kernel does
+// not read it again.
 __device__ __forceinline__ void store(float *y, float sum, const float *bias, int filter,
                                       float before) {
     if (BIAS) sum += bias[filter];

@@ -1,4 +1,5 @@
-// Records of 8 numbers, as tensor cores take them. pair_of is that of split_fp16x2.cuh or of split_bf16x3.cuh.
+// Records of 8 numbers, the layout that tensor cores read. pair_of is that of split_fp16x2.cuh or
+// of split_bf16x3.cuh.
 #pragma once
 
 __device__ __forceinline__ uint4 record(const float *values, float scale, int part) {

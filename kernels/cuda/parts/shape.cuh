@@ -1,5 +1,5 @@
-// The layer that a file is compiled for, of one group. By default it is the second convolution of
-// term 2019fa. Only those files that say so take strides, padding and dilation.
+// The layer that a file is compiled for, of one group; by default the second convolution of term
+// 2019fa. Strides, padding and dilation work only in files that say so.
 #pragma once
 
 #ifndef CHANNELS
@@ -48,7 +48,7 @@ constexpr unsigned kImage = CHANNELS * kPlane;    // elements of one image of x
 #ifndef OUT_IMAGE
 #define OUT_IMAGE (FILTERS * kOutPlane)
 #endif
-constexpr unsigned kOutImage = OUT_IMAGE;  // elements of y from one image to the next
+constexpr unsigned kOutImage = OUT_IMAGE;  // elements of y between images
 
 __host__ __device__ constexpr int divide_up(int count, int size) {
     return (count + size - 1) / size;

@@ -1,14 +1,14 @@
-// Numbers as sums of three of bfloat16's, which keep all of a float's 24 bits whatever the numbers
-// beside it are. (Two of half precision keep 23, of those that are not too small beside the largest.)
+// Floats as sums of three bf16 numbers, which keep all 24 bits of every float. (Two fp16 numbers
+// keep 23, and fewer of numbers that are small beside the largest.)
 #pragma once
 
 #include <stdint.h>
 
-// What numbers are multiplied with first, so that the parts of the smallest ones are not too small
-// for bfloat16. Of numbers from 2^104 on, or products from 2^80 on, sums are infinite or NaN.
+// A factor before the split that keeps the parts of the smallest numbers in the range of bf16. With
+// numbers from 2^104 on, or products from 2^80 on, sums are infinite or NaN.
 constexpr float kUp = 1 << 24;
 
-// One of the three parts of two numbers, the second number's in the upper bits.
+// One of the three parts of two numbers; the second number is in the upper bits.
 __device__ __forceinline__ uint32_t pair_of(float a, float b, int part) {
     uint32_t pair;
     asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(b), "f"(a));

@@ -1,35 +1,35 @@
-// Hopper's asynchronous tensor cores (wgmma): half precision, or what MULTIPLIED says, from shared
-// memory, sums in float32.
+// Hopper's asynchronous tensor cores (wgmma): fp16, or the type in MULTIPLIED, from shared memory,
+// with float32 sums.
 #pragma once
 
 #include <stdint.h>
 
-#ifndef MULTIPLIED  // the type of what is multiplied, as PTX names it
+#ifndef MULTIPLIED  // the PTX type of the operands
 #define MULTIPLIED "f16"
 #endif
 
-// An address in the block's shared memory, in units of 16 bytes: in a cluster its upper bits say
-// which block's.
+// An address in the block's shared memory, in units of 16 bytes. In a cluster, its upper bits
+// select the block.
 __device__ __forceinline__ uint64_t place_of(const void *matrix) {
     return (__cvta_generic_to_shared(matrix) & 0x3ffff) >> 4;
 }
 
-// What the unit is told about a matrix in shared memory: where it is, how far apart the blocks of
-// 8 rows x 16 bytes (8 values of k) lie along k, and that along the rows they follow each other;
-// all in units of 16 bytes.
+// The descriptor of a matrix in shared memory: its address, and the distance along k of the blocks
+// of 8 rows x 16 bytes (8 values of k); along the rows, blocks are contiguous. All in units of 16
+// bytes.
 __device__ __forceinline__ uint64_t describe(const void *matrix, int along_k) {
     return place_of(matrix) | uint64_t(along_k) << 16 | uint64_t(8) << 32;
 }
 
-// The same for matrices whose records hold 8 rows for each k, one k behind the other: `along_rows`
-// is how far apart the records of 8 rows and of the next 8 are.
+// The same for matrices whose records hold 8 rows of one k, with contiguous k: `along_rows` is the
+// distance between records of neighbouring blocks of 8 rows.
 __device__ __forceinline__ uint64_t describe_by_rows(const void *matrix, int along_rows) {
     return place_of(matrix) | uint64_t(8) << 16 | uint64_t(along_rows) << 32;
 }
 
 // d = a * b, plus d with `add`: 64 rows x 16 values of k by 2 columns for each of a thread's sums.
-// Of a tile of 8 columns a thread has 4 sums: of its warp's 16 rows number lane / 4 and that plus
-// 8, of the columns lane % 4 * 2 and the next.
+// Of a tile of 8 columns, a thread has 4 sums: rows lane / 4 and lane / 4 + 8 of its warp's 16,
+// columns lane % 4 * 2 and the next.
 #define SUMS4(i) "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3])
 #define SUMS16(i) SUMS4(i), SUMS4(i + 4), SUMS4(i + 8), SUMS4(i + 12)
 #define SUMS32(i) SUMS16(i), SUMS16(i + 16)
@@ -109,7 +109,8 @@ __device__ __forceinline__ void multiply(float (&d)[64], uint64_t a, uint64_t b,
         : "l"(a), "l"(b), "r"(add));
 }
 
-// d = a * b for UNITS * 8 values of k, plus d with `add`. Units of k lie so many records apart.
+// d = a * b for UNITS * 8 values of k, plus d with `add`. `along_a` and `along_b` are records
+// between units of k.
 template <int UNITS, int N>
 __device__ __forceinline__ void multiply_slab(float (&d)[N], uint64_t a, uint64_t b, int along_a,
                                               int along_b, int add) {
@@ -119,9 +120,9 @@ __device__ __forceinline__ void multiply_slab(float (&d)[N], uint64_t a, uint64_
     }
 }
 
-// d = a * b of numbers in COUNT parts, which lie a slab behind each other. Products of parts that are
-// small come first: the unit truncates the sum in each step, which costs little while the sum is
-// small. Those that are smaller than a float's last bit are left out.
+// d = a * b of numbers split into COUNT parts, contiguous slabs. Products of small parts come
+// first: tensor cores truncate the sum at each step, which costs little while the sum is small.
+// Products below a float's last bit are omitted.
 template <int COUNT, int UNITS, int N>
 __device__ __forceinline__ void multiply_parts(float (&d)[N], uint64_t a, uint64_t b, int along_a,
                                                int along_b) {
@@ -135,8 +136,8 @@ __device__ __forceinline__ void multiply_parts(float (&d)[N], uint64_t a, uint64
     }
 }
 
-// d = a * b, plus d with `add`, with a from registers: of a warp's 16 rows, row lane / 4 and that
-// plus 8, for k of lane % 4 * 2 and the next, and then for those plus 8. b is by rows.
+// d = a * b, plus d with `add`, with a in registers: rows lane / 4 and lane / 4 + 8 of a warp's 16,
+// for k of lane % 4 * 2 and the next, and then for those plus 8. b is by rows.
 #define ROWS_OF_A "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3])
 
 __device__ __forceinline__ void multiply(float (&d)[8], const uint32_t (&a)[4], uint64_t b,
@@ -192,8 +193,8 @@ __device__ __forceinline__ void multiply(float (&d)[64], const uint32_t (&a)[4],
 #undef SUMS16
 #undef SUMS4
 
-// A warp's 16 rows for 16 values of k, for the unit: of records of 8 rows for each k. `of_lane` is
-// where the record lies that load_rows_at says.
+// Loads a warp's 16 rows for 16 values of k (ldmatrix), from records of 8 rows of one k. `of_lane`
+// is the record at load_rows_at.
 __device__ __forceinline__ void load_rows(uint32_t (&a)[4], const void *of_lane) {
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
                  : "=r"(a[0]), "=r"(a[1]), "=r"(a[2]), "=r"(a[3])
@@ -201,21 +202,21 @@ __device__ __forceinline__ void load_rows(uint32_t (&a)[4], const void *of_lane)
                  : "memory");
 }
 
-// This lane's record for load_rows, from the first one: of rows 0 to 7 or 8 to 15, which lie
-// `along_rows` apart, and of k.
+// This lane's record for load_rows, relative to the first one; rows 0 to 7 and 8 to 15 are
+// `along_rows` apart.
 __device__ __forceinline__ int load_rows_at(int along_rows) {
     const int lane = threadIdx.x % 32;
     return lane / 8 % 2 * along_rows + lane / 16 * 8 + lane % 8;
 }
 
-// Keeps the compiler from touching registers that the unit works on.
+// Keeps the compiler from moving registers that an asynchronous product uses.
 template <int N>
 __device__ __forceinline__ void hold(float (&registers)[N]) {
 #pragma unroll
     for (int i = 0; i < N; i++) asm volatile("" : "+f"(registers[i])::"memory");
 }
 
-// What this thread has written to shared memory is there for the unit behind the next barrier.
+// Makes this thread's writes to shared memory visible to the tensor cores after the next barrier.
 __device__ __forceinline__ void show_writes() {
     asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 }
@@ -224,18 +225,18 @@ __device__ __forceinline__ void begin_multiplying() {
     asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
 }
 
-// What has been begun since the last call is one group.
+// Closes a group of the products started since the last call.
 __device__ __forceinline__ void multiplying_begun() {
     asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
 }
 
-// Wait for all but the newest groups.
+// Waits for all but the newest groups.
 template <int newest>
 __device__ __forceinline__ void multiplied() {
     asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(newest) : "memory");
 }
 
-__device__ __forceinline__ void finish_multiplying() {
+__device__ __forceinline__ void multiply_now() {
     multiplying_begun();
     multiplied<0>();
 }

@@ -1,5 +1,5 @@
-// Cooperative groups of one block: its threads, and tiles of its warps. Groups of a whole grid need
-// a launch of their own and are not emulated.
+// Cooperative groups of one block: its threads, and tiles of its warps. Grid groups need a special
+// launch, and are not emulated.
 #pragma once
 
 #include "cuda_runtime.h"
@@ -22,7 +22,7 @@ public:
 
 inline thread_block this_thread_block() { return {}; }
 
-// `Size` lanes of a warp that follow one another.
+// `Size` consecutive lanes of a warp.
 template <unsigned Size, class Parent = thread_block>
 class thread_block_tile {
     static_assert(Size && Size <= 32 && !(Size & (Size - 1)), "a tile has 1, 2, 4, ... or 32 threads");

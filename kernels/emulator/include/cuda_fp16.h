@@ -1,4 +1,4 @@
-// Half precision as CUDA's header of this name has it: each result is rounded once, to the nearest.
+// Half precision, like CUDA's header of this name: each result is rounded once, to nearest.
 #pragma once
 
 #include "cuda_runtime.h"
@@ -13,7 +13,7 @@ struct __half2_raw {
 
 namespace ece408_emulator {
 
-// Of a number in single precision, to the nearest, ties to even; what is too large is infinite.
+// Rounds a float to nearest, ties to even; larger numbers become infinite.
 ECE408_UNCHECKED inline unsigned short half_bits(float value) {
     const uint32_t bits = value_of<uint32_t>(ece408_emulator::bits(value));
     const unsigned sign = bits >> 16 & 0x8000;
@@ -21,7 +21,7 @@ ECE408_UNCHECKED inline unsigned short half_bits(float value) {
     if (magnitude > 0x7F800000) return sign | 0x7E00;
     if (magnitude >= 0x477FF000) return sign | 0x7C00;
     if (magnitude < 0x38800000) {
-        // Below the smallest normal number steps are 2 to the power of -24.
+        // Below the smallest normal number steps are 2^-24.
         const float step = value_of<float>(magnitude);
         return sign | static_cast<unsigned>(nearbyintf(step * 16777216.0f));
     }
@@ -41,7 +41,7 @@ ECE408_UNCHECKED inline float half_value(unsigned short half) {
     return half & 0x8000 ? -found : found;
 }
 
-// Not to the nearest: the half at most (`up` < 0) or at least (`up` > 0) as large.
+// Rounds down (`up` < 0) or up (`up` > 0) instead.
 ECE408_UNCHECKED inline unsigned short half_bits_toward(float value, int up) {
     const unsigned short near = half_bits(value);
     const float found = half_value(near);
@@ -97,7 +97,7 @@ struct alignas(4) __half2 {
 
     __half2() = default;
     __half2(const __half& x, const __half& y) : x(x), y(y) {}
-    // As one word, which a GPU loads and stores.
+    // Copied as one word, as a GPU loads and stores it.
     __half2(const __half2& other) { *this = other; }
     __half2& operator=(const __half2& other) {
         typedef uint32_t __attribute__((may_alias)) word;
@@ -130,7 +130,7 @@ inline __half __hneg(__half a) { return -a; }
 inline __half __habs(__half a) { return fabsf(a); }
 inline __half __hmax(__half a, __half b) { return fmaxf(a, b); }
 inline __half __hmin(__half a, __half b) { return fminf(a, b); }
-// Exact in double precision, whose rounding to half's is then the only one that counts.
+// Exact in double precision, so that only the final rounding counts.
 inline __half __hfma(__half a, __half b, __half c) {
     return static_cast<float>(static_cast<double>(float(a)) * float(b) + float(c));
 }

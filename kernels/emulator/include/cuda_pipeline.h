@@ -1,10 +1,10 @@
-// Copies to shared memory that a kernel waits for: here they are done at
-// once, and who touches them before they are waited for is told.
+// Asynchronous copies to shared memory: the emulator copies at once, and reports accesses before
+// the wait.
 #pragma once
 
 #include "cuda_runtime.h"
 
-// 4, 8 or 16 bytes, of which the last `zeros` are not read but become zero.
+// Copies 4, 8 or 16 bytes, the last `zeros` of which become zero without a read.
 inline void __pipeline_memcpy_async(void* shared, const void* global, size_t bytes, size_t zeros = 0) {
     unsigned* to = static_cast<unsigned*>(shared);
     const unsigned char* from = static_cast<const unsigned char*>(global);

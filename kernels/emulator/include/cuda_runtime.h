@@ -1,12 +1,12 @@
-// Stands in for CUDA's header of this name where kernels run on the CPU: what kernels are written
-// with (CUDA C++ Programming Guide, "C++ Language Extensions") and the runtime's functions that
-// programs of a few kernels call.
+// Replaces CUDA's header of this name for kernels on the CPU: the language extensions of kernels
+// (CUDA C++ Programming Guide, "C++ Language Extensions") and the runtime functions of small
+// programs.
 #pragma once
 
 #include <cassert>
 #include <cfloat>
 #include <climits>
-// C++17's special functions (Bessel's and the like) are none of CUDA's, and two thirds of the header.
+// CUDA lacks C++17's special functions (Bessel's and others), which are two thirds of the header.
 #undef _GLIBCXX_USE_STD_SPEC_FUNCS
 #include <math.h>
 #include <cstdint>
@@ -21,7 +21,7 @@
 #define __device__
 #define __host__
 #define __forceinline__ inline __attribute__((always_inline))
-// With room behind, where an index that is too large is found.
+// Padding after the variable catches indices that are too large.
 #define __constant__ __attribute__((aligned(1024)))
 #define __managed__
 #define __grid_constant__
@@ -155,7 +155,7 @@ ECE408_UNCHECKED inline T atomicCAS(T* address, U expected, V other, ECE408_CALL
     return old;
 }
 
-// What assert calls, in the place of the C library's, which ends the process.
+// Called by assert instead of the C library's function, which ends the process.
 extern "C" __attribute__((weak, visibility("hidden"))) void __assert_fail(
     const char* text, const char* file, unsigned line, const char*) noexcept {
     ece408_emulator::fail_assertion({file, static_cast<int>(line)}, text);

@@ -1,4 +1,4 @@
-// Stands in for CUDA's header of this name; see cuda_runtime.h.
+// Replaces CUDA's header of this name; see cuda_runtime.h.
 #pragma once
 
 #include "cuda_runtime.h"

@@ -1,7 +1,7 @@
-// CUDA's functions of numbers (CUDA Math API): the fast ones are as exact as the others here.
+// CUDA's math functions (CUDA Math API); the fast ones are as exact as the others.
 #pragma once
 
-// As in CUDA, of mixed numbers too.
+// Like CUDA's, also for mixed types.
 #define ECE408_LEAST_AND_MOST(A, B, R)                                        \
     inline R min(A a, B b) { return static_cast<R>(b) < static_cast<R>(a) ? b : a; } \
     inline R max(A a, B b) { return static_cast<R>(a) < static_cast<R>(b) ? b : a; }

@@ -1,5 +1,5 @@
-// What a translated CUDA kernel calls: where its blocks' shared memory lies, and its launches.
-// runtime.cpp has the other side.
+// Functions that a translated CUDA kernel calls: addresses of its blocks' shared memory, and
+// launches. runtime.cpp implements them.
 #pragma once
 
 #include <cstddef>
@@ -7,7 +7,8 @@
 #include <type_traits>
 #include <utility>
 
-// Memory that a kernel's code does not touch by itself, such as a launch's arguments, is not checked.
+// Memory that a kernel's code does not access by itself, such as a launch's arguments, is not
+// checked.
 #define ECE408_UNCHECKED __attribute__((no_sanitize("thread"), no_sanitize("bounds")))
 
 struct uint3 {
@@ -21,8 +22,8 @@ struct dim3 {
     constexpr operator uint3() const { return {x, y, z}; }
 };
 
-// To a kernel they are constants: the compiler may keep them, and does not check reading them. A
-// dim3 has constructors, with which it would be none.
+// Constants to a kernel: the compiler may keep them, and does not check their reads. A dim3 has
+// constructors, so it could not be constant.
 #ifdef ECE408_EMULATED
 extern __thread const uint3 threadIdx, blockIdx, blockDim, gridDim;
 #else
@@ -33,7 +34,7 @@ typedef struct ece408_stream* cudaStream_t;
 
 namespace ece408_emulator {
 
-// A static shared variable: its offset in the shared memory of each block of a launch.
+// A static shared variable: its offset in each block's shared memory, the same for a launch.
 struct Slot {
     uint64_t launch_and_offset;
 };
@@ -50,7 +51,7 @@ struct Launch {
     Launch(dim3 grid, dim3 block, size_t shared_bytes = 0, cudaStream_t stream = nullptr)
         : grid(grid), block(block), shared_bytes(shared_bytes), stream(stream) {}
 
-    // Run `kernel` with these arguments, which are copied for each thread, as CUDA does.
+    // Runs `kernel` with these arguments, copied for each thread, as CUDA does.
     template <class Kernel, class... Arguments>
     ECE408_UNCHECKED __attribute__((always_inline)) inline void run(const char* name, Kernel kernel, Arguments... arguments) const {
         auto call = [&]() ECE408_UNCHECKED { kernel(arguments...); };
@@ -60,7 +61,7 @@ struct Launch {
     void begin(const char* name, void (*thread)(void*), void* call) const;
 };
 
-// As cuLaunchKernel: `arguments` are the addresses of what the kernel takes.
+// Like cuLaunchKernel: `arguments` are the addresses of the kernel's arguments.
 template <class... Arguments, size_t... Index>
 inline void launch_each(const char* name, void (*kernel)(Arguments...), const Launch& sizes,
                         void** arguments, std::index_sequence<Index...>) {
@@ -75,13 +76,14 @@ inline void launch(const char* name, void (*kernel)(Arguments...), const unsigne
                 std::index_sequence_for<Arguments...>());
 }
 
-// Where a function is called. The compiler may copy a call: addresses would not tell.
+// The place of a function call. The compiler may duplicate a call, so an address would not identify
+// it.
 struct Place {
     const char* file;
     int line;
     bool operator!=(const Place& other) const { return file != other.file || line != other.line; }
 };
-// The same, or a return address.
+// A place, or a return address.
 struct Site {
     const void* address;
     Place place;
@@ -94,19 +96,19 @@ struct Site {
 #define ECE408_CALLER const char *file = __builtin_FILE(), int line = __builtin_LINE()
 
 enum class Warp { SYNC, INDEX, UP, DOWN, XOR, BALLOT, MATCH, GATHER, ADD, MIN, MAX, UMIN, UMAX, AND, OR, EXCLUSIVE_OR };
-// One of a warp's functions: for each lane of `mask` its result. `lane` and `width` are a shuffle's.
+// A warp function: its result for each lane of `mask`. `lane` and `width` belong to shuffles.
 uint64_t together(Place place, Warp what, unsigned mask, uint64_t value, int lane = 0,
                   int width = 32);
-// Of each lane of a whole warp its address.
+// Collects an address of each lane of a whole warp.
 void gather(Place place, const void* own, const void* (&all)[32]);
-// Lanes that are at this place together.
+// The lanes that are at this place together.
 unsigned active_lanes(Place place);
 
-// Before an atomic function touches these bytes; a loop may wait by one that `may_spin`, and one that
-// `compares` may follow a plain read.
+// Before an atomic function accesses these bytes. A loop may wait by one that `may_spin`; a plain
+// read before one that `compares` is no race.
 void atomic(Place place, const void* address, size_t bytes, bool may_spin, bool compares = false);
 void fence();
-// Of copies to shared memory: what is copied must not be touched until it is waited for.
+// Copies to shared memory: the target must not be accessed before the wait.
 void begin_copy(void* shared, size_t bytes);
 void commit_copies();
 void wait_for_copies(size_t but);

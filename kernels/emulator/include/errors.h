@@ -1,4 +1,4 @@
-// Errors of CUDA's runtime, by their numbers there.
+// Errors of CUDA's runtime, with CUDA's numbers.
 #pragma once
 
 namespace ece408_emulator {

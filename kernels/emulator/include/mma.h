@@ -1,6 +1,6 @@
-// nvcuda::wmma where kernels run on the CPU (CUDA C++ Programming Guide, "Warp Matrix Functions"). A
-// fragment's element i of lane l is the matrix's element 32 * i + l, row by row; which it is on a GPU
-// is not specified. Products of half or TF32 factors are summed in single precision.
+// nvcuda::wmma for kernels on the CPU (CUDA C++ Programming Guide, "Warp Matrix Functions").
+// Element i of lane l of a fragment is the matrix's element 32 * i + l, row by row; a GPU's order
+// is unspecified. Products of half or TF32 factors are summed in single precision.
 #pragma once
 
 #include "cuda_fp16.h"
@@ -18,7 +18,7 @@ struct tf32 {};
 }  // namespace precision
 enum layout_t { mem_row_major, mem_col_major };
 
-// Single precision with a fraction of 10 bits, to the nearest, ties away from zero.
+// Rounds to a fraction of 10 bits, to nearest, ties away from zero.
 ECE408_UNCHECKED inline float __float_to_tf32(float value) {
     const uint32_t bits = ece408_emulator::value_of<uint32_t>(ece408_emulator::bits(value));
     if ((bits & 0x7F800000) == 0x7F800000) return value;
@@ -45,7 +45,7 @@ struct Stored {
     using type = T;
     static float factor(T value) { return value; }
 };
-// The tensor cores leave out what TF32 has no bits for.
+// Tensor cores ignore the bits that TF32 lacks.
 template <>
 struct Stored<precision::tf32> {
     using type = float;
@@ -133,7 +133,7 @@ ECE408_UNCHECKED inline void mma_sync(fragment<accumulator, M, N, K, U>& to,
         }
         sums[i] = sum;
     }
-    // The others may still need what this lane is about to overwrite.
+    // Other lanes may still need the memory that this lane is about to overwrite.
     __syncwarp(0xFFFFFFFF, file, line);
     for (int i = 0; i < fragment<accumulator, M, N, K, U>::num_elements; ++i) to.x[i] = sums[i];
 }

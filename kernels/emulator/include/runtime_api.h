@@ -1,5 +1,5 @@
-// The functions of CUDA's runtime (CUDA Runtime API): calls end when their work does; what streams
-// and events leave in no order is known all the same.
+// The functions of CUDA's runtime (CUDA Runtime API). Calls end with their work; races between
+// streams are detected all the same.
 #pragma once
 
 enum cudaError_t {
@@ -145,7 +145,7 @@ cudaError_t cudaEventElapsedTime(float* milliseconds, cudaEvent_t begin, cudaEve
 
 }  // extern "C"
 
-// What has nothing to do.
+// Functions without an effect.
 #define ECE408_NOTHING(name, ...) \
     inline cudaError_t name(__VA_ARGS__) { return cudaPeekAtLastError(); }
 ECE408_NOTHING(cudaDeviceSetCacheConfig, cudaFuncCache)
@@ -167,7 +167,7 @@ inline cudaError_t cudaDeviceGetStreamPriorityRange(int* least, int* greatest) {
     return cudaPeekAtLastError();
 }
 inline cudaError_t cudaThreadSynchronize() { return cudaDeviceSynchronize(); }
-// What is asked for is over: the program goes on as if it had waited.
+// The queried work is complete: the program continues as after a wait.
 __forceinline__ cudaError_t cudaStreamQuery(cudaStream_t stream) { return cudaStreamSynchronize(stream); }
 inline cudaError_t cudaEventQuery(cudaEvent_t event) { return cudaEventSynchronize(event); }
 __forceinline__ cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned = 0) {

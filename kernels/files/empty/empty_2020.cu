@@ -1,4 +1,4 @@
-// An empty kernel. ece408 lab time subtracts the time of launching it.
+// An empty kernel. ece408 lab time subtracts its launch time.
 #include "gpu-new-forward.h"
 
 __global__ void empty() {}

@@ -1,5 +1,5 @@
-// Stands in for MXNet's header of this name in kernel files of the course to 2019: arrays, checks
-// and messages as such files use them. Nothing of MXNet is needed to compile one.
+// Replaces MXNet's header of this name in kernel files of the course to 2019: the arrays, checks
+// and messages of such files, without MXNet.
 #pragma once
 
 #include <algorithm>
@@ -82,7 +82,7 @@ struct Stream<gpu> {
 };
 #endif
 
-// Has all elements of an array hold a number.
+// Sets all elements of an array to a number.
 template <typename DType>
 void ece408_fill(DType* to, size_t size, DType value, Stream<cpu>*) {
     std::fill_n(to, size, value);
@@ -100,7 +100,7 @@ void ece408_fill(DType* to, size_t size, DType value, Stream<gpu>* stream) {
 }
 #endif
 
-// A contiguous array; tensor[i] is what it holds at index i of its first dimension.
+// A contiguous array; tensor[i] is the subarray at index i of its first dimension.
 template <typename Device, int dimension, typename DType = default_real_t>
 struct Tensor {
     DType* dptr_ = nullptr;
@@ -121,7 +121,7 @@ struct Tensor {
     }
 
     Tensor<Device, dimension - 1, DType> operator[](index_t i) const {
-        // An index of a kernel's innermost loop: std::copy would keep it out of registers.
+        // An index in a kernel's innermost loop: std::copy would keep it out of registers.
         Shape<dimension - 1> rest;
         for (int k = 1; k < dimension; ++k) rest.shape_[k - 1] = shape_.shape_[k];
         return {dptr_ + size_t{i} * rest.Size(), rest, stream_};
@@ -206,7 +206,7 @@ private:
 #define MSHADOW_CUDA_CALL(call) CUDA_CALL(call)
 #endif
 
-// Arrays of a file's own. MXNet may put room between rows, which is in `stride_`; here there is none.
+// A file's own arrays. MXNet may pad rows, by `stride_`; this class does not.
 namespace mshadow {
 
 inline void ece408_allocate(void** to, size_t bytes, cpu) { *to = ::operator new(bytes); }
@@ -239,7 +239,7 @@ Tensor<Device, dimension, DType> NewTensor(const Shape<dimension>& shape, DType 
     return array;
 }
 
-// An array that lives as long as this does.
+// An array with the lifetime of this object.
 template <typename Device, int dimension, typename DType = default_real_t>
 struct TensorContainer : Tensor<Device, dimension, DType> {
     explicit TensorContainer(const Shape<dimension>& shape)

@@ -5,7 +5,6 @@ Arrays lie against forbidden pages (`guarded`), outputs are NaN before (`harness
 
 from __future__ import annotations
 
-import itertools
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
@@ -14,9 +13,6 @@ import numpy as np
 import pytest
 from cases import every
 from harness import backward_data, forward, inputs, integers, real_inputs
-from hypothesis import given
-from hypothesis import settings as hypothesis_settings
-from hypothesis import strategies as st
 
 from ece408_op import settings
 from ece408_op.backends.cpu import native
@@ -97,29 +93,6 @@ def test_batches_and_threads(isa, batch, threads, rng):
             check_exact(ConvProblem(batch, 2, 9, 8, 3, (3, 3)), rng, accumulate)
 
 
-@hypothesis_settings(max_examples=100, deadline=None)
-@given(data=st.data())
-def test_any_supported_problem(data):
-    def number(least, most):
-        return data.draw(st.integers(least, most))
-
-    kernel = (number(1, 9), number(1, 9))
-    problem = ConvProblem(
-        batch=number(1, 4),
-        channels=data.draw(st.sampled_from([1, 2, 3, 4, 5, LONG])),
-        height=kernel[0] + number(0, 30),
-        width=kernel[1] + number(0, 40),
-        filters=number(1, 20),
-        kernel=kernel,
-        bias=data.draw(st.booleans()),
-    )
-    accumulate = data.draw(st.booleans())
-    side = data.draw(st.sampled_from(["start", "end"]))
-    isa = data.draw(st.sampled_from(native.isas()))
-    with settings.override(isa=isa, threads=number(1, 4)):
-        check_exact(problem, np.random.default_rng(number(0, 999)), accumulate, side)
-
-
 @every(text=[*COURSE, "b1,c3,h40,w40,m9,k3", "b1,c30,h40,w40,m9,k3", "b1,c700,h7,w7,m99,k1"])
 def test_results_do_not_depend_on_threads(isa, text, rng):
     problem = ConvProblem.parse(text)
@@ -173,10 +146,10 @@ def test_outputs_larger_than_the_cache(text, rng):
     assert 4 * np.prod(problem.y_shape) > 32 << 20
     arrays = inputs(problem, rng)
     expected = forward(reference, problem, *arrays)
-    for isa, side in itertools.product(native.isas(), ("start", "end")):
+    for isa in native.isas():
         with settings.override(isa=isa):
-            found = forward(cpu, problem, *arrays, side=side)
-        np.testing.assert_array_equal(found, expected, err_msg=f"{isa} {side}")
+            found = forward(cpu, problem, *arrays, side="start")
+        np.testing.assert_array_equal(found, expected, err_msg=isa)
 
 
 @every(

@@ -13,9 +13,6 @@ import numpy as np
 import pytest
 from cases import every
 from harness import forward, inputs, real_inputs
-from hypothesis import given
-from hypothesis import settings as hypothesis_settings
-from hypothesis import strategies as st
 
 from ece408_op import settings
 from ece408_op.backends.cpu import native
@@ -139,28 +136,3 @@ def test_refuses_what_it_does_not_do(isa, text, rng):
     x, w, _ = inputs(problem, rng)
     with pytest.raises(UnsupportedProblem, match="by winograd failed"):
         forward(winograd, problem, x, w)
-
-
-@hypothesis_settings(max_examples=100, deadline=None)
-@given(data=st.data())
-def test_any_supported_problem(data):
-    def number(least, most):
-        return data.draw(st.integers(least, most))
-
-    kernel = data.draw(st.sampled_from(KERNELS))
-    pad = (number(0, 4), number(0, 4))
-    problem = ConvProblem(
-        batch=number(1, 4),
-        channels=number(1, 9),
-        height=max(1, kernel[0] - 2 * pad[0]) + number(0, 30),
-        width=max(1, kernel[1] - 2 * pad[1]) + number(0, 60),
-        filters=number(1, 20),
-        kernel=kernel,
-        pad=pad,
-        bias=data.draw(st.booleans()),
-    )
-    side = data.draw(st.sampled_from(["start", "end"]))
-    isa = data.draw(st.sampled_from(native.isas()))
-    with settings.override(isa=isa, threads=number(1, 4)):
-        rng = np.random.default_rng(number(0, 999))
-        check_exact(problem, rng, data.draw(st.booleans()), side)

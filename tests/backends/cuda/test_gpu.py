@@ -345,7 +345,8 @@ def test_parts_of_a_call_give_the_same_to_the_bit(gpu, direction, rng):
 @every(text=["b128,c128,h28,w28,m64,k3x3,p1x1", "b64,c32,h17,w19,m40,k5x5,p2x2"])
 def test_gradients_for_w_are_right_in_run_after_run(gpu, text):
     """Where groups of warps take turns at chunks, whose data now and then comes late."""
-    problem, kernel = ConvProblem.parse(text), catalog.get("gemm_backward_weight")
+    problem = ConvProblem.parse(text)
+    kernel = catalog.get("implicit_gemm_prepacked_backward_weight")
     layouts = kernel.layouts(problem, gpu.capability)
     layouts = [each for each in layouts if each.chunk_groups == 2][:6]
     plans = [kernel.plan(problem, gpu.capability, False, each) for each in layouts]

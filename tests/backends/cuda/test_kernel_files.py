@@ -161,14 +161,21 @@ def test_what_a_course_s_file_does_not_compute_is_refused(write):
 
 
 @pytest.mark.parametrize(
-    "newest", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["oldest", "and newest"]
+    ("names", "architectures"),
+    [
+        (("declared.cu", "new-forward.cuh"), ARCHITECTURES[:1]),
+        pytest.param(
+            *(CUDA_FORMS, ARCHITECTURES[:: len(ARCHITECTURES) - 1]), marks=pytest.mark.slow
+        ),
+    ],
 )
-def test_every_form_compiles_for_the_oldest_and_the_newest_architecture(write, nvcc, newest):
+def test_forms_compile_for_the_oldest_and_the_newest_architecture(
+    write, nvcc, names, architectures
+):
     path = write("declared.cu")
-    architectures = ARCHITECTURES[:: len(ARCHITECTURES) - 1] if newest else ARCHITECTURES[:1]
     for architecture in architectures:
         assert nvcc_compiler.compile_plan(path, _plan(path).defines, architecture, CUBINS)
-    for name in set(CUDA_FORMS) - {"declared.cu"}:
+    for name in set(names) - {"declared.cu"}:
         file = kernel_file.find(write(name))
         # One library for both: what differs by architecture is the kernels' code only.
         command = cuda_file_backend.library_command(file, architectures[0])
@@ -182,13 +189,8 @@ def test_which_methods_a_file_defines(write, nvcc, kept):
     write("included.cuh", CUDA_2020)
     prolog = "// GPUInterface::conv_forward_gpu_prolog(), GPUInterface::conv_forward_gpu()"
     texts = {
-        "new-forward.cu": (CUDA_2020, True),
         "includes.cu": (f'{prolog}\n#include "included.cuh"\n', True),
         "one-method.cu": (f"{prolog}\n{CUDA_FORMS['one-method.cu']}", False),
-        "epilog-alone.cu": (
-            CUDA_2020.replace("void GPUInterface::conv_forward_gpu_prolog", "static void none"),
-            True,
-        ),
     }
     with settings.override(cache=kept):
         for name, (text, copies) in texts.items():
@@ -201,8 +203,8 @@ def test_which_methods_a_file_defines(write, nvcc, kept):
 
 def test_what_the_compiler_gives_each_function(write, nvcc):
     problem = ConvProblem.parse("b10,c12,h33,w33,m24,k5")
-    for name, text in CUDA_FORMS.items():
-        file = kernel_file.find(write(name, text))
+    for name in ("declared.cu", "new-forward.cu"):
+        file = kernel_file.find(write(name))
         found = explanation.resources(file, problem, FakeGpu())
         assert len(found) == 1
         (resources,) = found.values()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from cases import first
 from harness import forward, inputs
 
 from ece408_op import settings
@@ -85,17 +86,10 @@ KERNELS = {
     **dict.fromkeys(("12_one_channel", "13_column_pairs", "15_winograd"), ONE_CHANNEL),
     "depthwise": DEPTHWISE,
     "grouped": GROUPED,
-    "short_sums": POINTWISE,
+    "pointwise_simt": POINTWISE,
     "general": GENERAL,
     "general_strict": GENERAL,
 }
-# How many of a kernel's layers are quick, where it is not two.
-QUICK = {SMALL: 1, ONE_CHANNEL: 1}
-
-
-def _first(quick, texts):
-    """The layers, all but the first `quick` marked slow: compiling their kernels takes long."""
-    return [*texts[:quick], *(pytest.param(text, marks=pytest.mark.slow) for text in texts[quick:])]
 
 
 @pytest.fixture(autouse=True)
@@ -114,7 +108,7 @@ def _faults(backend, problem):
 @pytest.mark.parametrize(
     ("name", "text"),
     [
-        pytest.param(name, text, marks=() if number < QUICK.get(texts, 2) else pytest.mark.slow)
+        pytest.param(name, text, marks=pytest.mark.slow if number else ())
         for name, texts in KERNELS.items()
         for number, text in enumerate(texts)
     ],
@@ -132,7 +126,7 @@ def test_depthwise_is_exact_and_has_no_fault_with_shared_memory_and_without(rng,
         return [each for each in found if (each.planes == 0) != (found[0].planes == 0)]
 
     monkeypatch.setattr(depthwise.Forward, "layouts", others)
-    _check_forward("depthwise", DEPTHWISE[:3], rng)
+    _check_forward("depthwise", DEPTHWISE[:1], rng)
 
 
 @pytest.mark.slow
@@ -185,15 +179,15 @@ def _check_gradients(problem, rng, precision="float32"):
     return names
 
 
-# The third one is for tensor cores, which the emulator lacks, where a GPU has them.
+# One of them is for tensor cores, which the emulator lacks, where a GPU has them.
 @pytest.mark.parametrize(
-    "text", _first(3, [GENERAL[0], STRIDED[0], "b2,c8,h9,w9,m16,k3", GENERAL[1], STRIDED[1]])
+    "text", first(1, [GENERAL[0], STRIDED[0], "b2,c8,h9,w9,m16,k3", GENERAL[1], STRIDED[1]])
 )
 def test_gradients_are_exact_and_have_no_fault(text, rng):
     problem = ConvProblem.parse(text)
     of_x, of_w = _check_gradients(problem, rng)
     assert of_x.startswith("general")
-    assert of_w.startswith(("general", "short_sums"))
+    assert of_w.startswith(("general", "implicit_gemm_simt"))
     names = _check_gradients(problem, rng, "strict")
     assert all(name.startswith("general_strict") for name in names)
 
@@ -205,7 +199,7 @@ def test_more_strided_gradients_are_exact_and_have_no_fault(text, rng):
     assert all(name.startswith("general") for name in names)
 
 
-@pytest.mark.parametrize("text", _first(2, DEPTHWISE))
+@pytest.mark.parametrize("text", first(1, DEPTHWISE))
 def test_depthwise_gradients_are_exact_and_have_no_fault(text, rng):
     names = _check_gradients(ConvProblem.parse(text), rng)
     assert all(name.startswith("depthwise") for name in names)
@@ -214,39 +208,38 @@ def test_depthwise_gradients_are_exact_and_have_no_fault(text, rng):
 MANY_IMAGES = ("b264,c3,h7,w6,m10,k3,p1x1", "b290,c2,h20,w9,m9,k5x3,p1x2,d2x1")
 
 
-@pytest.mark.parametrize("text", _first(1, MANY_IMAGES))
+@pytest.mark.parametrize("text", first(1, MANY_IMAGES))
 def test_gradients_for_images_are_exact_and_have_no_fault(text, rng):
     """Of their few channels, from more planes of dy than a block has at once."""
     assert _check_gradients(ConvProblem.parse(text), rng)[0] == "grouped_backward_data"
 
 
-@pytest.mark.parametrize("text", GROUPED[:-1])
+@pytest.mark.parametrize("text", first(1, GROUPED[:-1]))
 def test_gradients_of_groups_are_exact_and_have_no_fault(text, rng):
     names = _check_gradients(ConvProblem.parse(text), rng)
     assert all(name.startswith("grouped") for name in names)
 
 
-@pytest.mark.parametrize("text", _first(2, [POINTWISE[0], "b1,c150,h9,w11,m33,k1", POINTWISE[1]]))
+@pytest.mark.parametrize("text", first(1, [POINTWISE[0], "b1,c150,h9,w11,m33,k1", POINTWISE[1]]))
 def test_gradients_of_few_filters_are_exact_and_have_no_fault(text, rng):
-    assert _check_gradients(ConvProblem.parse(text), rng)[0] == "short_sums_backward_data"
+    assert _check_gradients(ConvProblem.parse(text), rng)[0] == "pointwise_simt_backward_data"
+
+
+SUMS_FOR_W = (
+    *("b3,c9,h5,w5,m33,k3,p1", "b2,c20,h6,w14,m37,k1", "b1,c5,h20,w21,m9,k1"),
+    "b1,c33,h9,w11,m70,k3x2,s2x1,p1x0,d1x2",
+)
+
+
+@pytest.mark.parametrize("text", first(1, SUMS_FOR_W))
+def test_gradients_for_w_of_few_pixels_are_exact_and_have_no_fault(text, rng):
+    """All at once and in several parts; four neighbours at a time and by themselves."""
+    assert _check_gradients(ConvProblem.parse(text), rng)[1] == "implicit_gemm_simt_backward_weight"
 
 
 @pytest.mark.parametrize(
     "text",
-    [
-        "b2,c20,h6,w14,m37,k1",
-        "b3,c9,h5,w5,m33,k3,p1",
-        "b1,c33,h9,w11,m70,k3x2,s2x1,p1x0,d1x2",
-        "b1,c5,h20,w21,m9,k1",
-    ],
-)
-def test_gradients_for_w_of_few_pixels_are_exact_and_have_no_fault(text, rng):
-    """All at once and in several parts; four neighbours at a time and by themselves."""
-    assert _check_gradients(ConvProblem.parse(text), rng)[1] == "short_sums_backward_weight"
-
-
-@pytest.mark.parametrize(
-    "text", ["b2,c4,h6,w7,m4,k3,p1,g4", "b3,c4,h6,w5,m4,k3,p1,s2", "b40,c2,h5,w5,m2,k3,p1,g2"]
+    first(1, ["b3,c4,h6,w5,m4,k3,p1,s2", "b2,c4,h6,w7,m4,k3,p1,g4", "b40,c2,h5,w5,m2,k3,p1,g2"]),
 )
 def test_padding_is_not_multiplied_with_infinity(text, rng):
     """Of corners of dy, most taps see padding, of which textbook loops know nothing."""

@@ -29,6 +29,6 @@ for mode in {order} * 2:
 
 # In a process of its own: the first mode decides what memory there is.
 @pytest.mark.parametrize("order", list(itertools.permutations(MODES)), ids="-".join)
-def test_modes_follow_each_other_in_any_order(run_python, order):
-    result = run_python(PROGRAM.format(order=order))
+def test_modes_follow_each_other_in_any_order(run_python, kept, order):
+    result = run_python(PROGRAM.format(order=order), ECE408_CACHE=str(kept))
     assert result.returncode == 0, result.stderr

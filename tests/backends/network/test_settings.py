@@ -18,7 +18,7 @@ SETTINGS = [
 ]
 # These have kernels of their own, which take seconds to compile for each network.
 COSTLY = [{"precision": "strict"}, {"emulation": "checked"}, {"kernel": "1_naive"}]
-FEW = ("resnet", "mobilenet")
+FEW = ("mobilenet",)
 
 
 @pytest.mark.usefixtures("emulated")

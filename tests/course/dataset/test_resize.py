@@ -126,6 +126,7 @@ def test_a_damaged_file_is_made_again(fake, original, capfd, damage):
     assert len(original.calls) == 2
 
 
+@pytest.mark.slow
 def test_genuine_images_must_be_the_known_ones(elsewhere, fashion_mnist, capfd):
     """Those that another program has made and sealed are no others."""
     sound = np.array(fashion_data.load("t10k", 48)[0])

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import gc
-import resource
-
 import numpy as np
 import pytest
 
@@ -157,25 +154,3 @@ def test_types_that_are_not_fused(mx, rng):
         for each in found:
             each.arg_dict[name][:] = values
     _agree(found, rng)
-
-
-@pytest.mark.parametrize("ours", [False, True])
-def test_executors_leave_nothing_behind(mx, ours):
-    """Nor do those of MXNet's own that this package has looked at."""
-    symbol = _network(mx, ours)
-
-    def run():
-        executor = symbol.simple_bind(mx.cpu(), data=SHAPE)
-        executor.forward(is_train=True)
-        executor.backward([mx.nd.ones(each.shape) for each in executor.outputs])
-        executor.forward()
-        mx.nd.waitall()
-
-    sizes = []
-    for count in (100, 100):
-        for _ in range(count):
-            run()
-        gc.collect()
-        with open("/proc/self/statm") as file:
-            sizes.append(int(file.read().split()[1]) * resource.getpagesize())
-    assert sizes[1] - sizes[0] < 100 * 2**13

@@ -424,6 +424,26 @@ print("right with", locale.localeconv()["decimal_point"])
 """
 
 
+@pytest.mark.slow
 def test_a_decimal_comma_changes_nothing(run_python, decimal_comma):
     result = run_python(LOCALE, LOCPATH=decimal_comma)
     assert result.stdout == "right with ,\n", result.stderr
+
+
+@pytest.mark.parametrize("name", ["größe", 'of "two"\nlines', "卷積"])
+def test_names_may_have_any_letters(mx, rng, name):
+    """Equal layers of these names are one to the compiled operator, and two in the log."""
+    net = mx.gluon.nn.HybridSequential(prefix="")
+    names = [f"{name}{number}_" for number in range(2)]
+    net.add(*(ece408_op.Conv2D(8, 3, padding=1, in_channels=8, prefix=each) for each in names))
+    net.initialize()
+    x = mx.nd.array(rng.uniform(-1, 1, (1, 8, 6, 5)))
+    expected = net(x).asnumpy()
+    net.hybridize()
+    with ece408_op.op_times() as log:
+        found = net(x).asnumpy()
+    np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)
+    assert [each.layer for each in log] == [f"{each}fwd" for each in names]
+    data = mx.sym.Variable(f"{name}_data")
+    native = mx.sym.Convolution(data, kernel=(3, 3), num_filter=2, name=name)
+    assert ece408_op.swap(native).list_arguments() == native.list_arguments()

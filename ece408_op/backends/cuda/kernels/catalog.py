@@ -10,23 +10,23 @@ from . import (
     copied_images,
     declared,
     depthwise,
-    direct_gemm,
-    gemm,
-    gemm_backward_weight,
     general,
     half_strips,
+    implicit_gemm_fused,
+    implicit_gemm_prepacked,
+    implicit_gemm_prepacked_backward_weight,
+    implicit_gemm_simt_backward_weight,
     one_channel,
+    pointwise_simt,
     register_tiles,
     runtime_shapes,
-    short_sums,
-    short_sums_backward_weight,
     tensor_cores,
 )
 
 _FAMILIES = (
     *(runtime_shapes, register_tiles, tensor_cores, one_channel, copied_images, half_strips),
-    *(gemm, gemm_backward_weight, direct_gemm),
-    *(short_sums, short_sums_backward_weight, depthwise, general),
+    *(implicit_gemm_prepacked, implicit_gemm_prepacked_backward_weight, implicit_gemm_fused),
+    *(pointwise_simt, implicit_gemm_simt_backward_weight, depthwise, general),
 )
 
 
@@ -60,6 +60,20 @@ def get(name: str) -> Kernel:
     return _BY_NAME[name]
 
 
+# FLOPs for each byte of memory traffic below which float32's accuracy costs no time: it takes three
+# products, and an H200 computes 165 FLOPs of single ones in the time of a byte, at best.
+_FLOPS_PER_BYTE = 40
+
+
+def _pays(kernel: Kernel, problem: ConvProblem, capability: Capability) -> bool:
+    """Whether the kernel should be faster than those of a higher rank, and is as exact as float32
+    or could be faster for not being so."""
+    is_limited_by_memory = problem.flops <= _FLOPS_PER_BYTE * problem.bytes
+    if kernel.exactness in ("tf32", "float16") and is_limited_by_memory:
+        return False
+    return kernel.family.pays(problem, capability)
+
+
 def default(
     problem: ConvProblem, direction: str, capability: Capability, precision: str = "float32"
 ) -> Kernel:
@@ -74,6 +88,6 @@ def default(
     for kernel in _BY_RANK:
         if kernel.direction == direction and kernel.permitted(precision, problem):
             reason = kernel.why_not(problem, capability)
-            if reason is None and kernel.family.pays(problem, capability):
+            if reason is None and _pays(kernel, problem, capability):
                 return kernel
     raise UnsupportedProblem(f"no CUDA kernel computes {direction} of {problem}: {reason}")

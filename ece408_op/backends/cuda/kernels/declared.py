@@ -187,7 +187,8 @@ class _Declared(Family):
             if match:
                 shape = {"x": problem.x_shape, "w": problem.w_shape}[match[2]]
                 nbytes = 4 * functools.reduce(operator.mul, shape)
-                constants.append(ConstantCopy(match[1], match[2], nbytes))
+                place = f"{self._file.name}:{each.line}"
+                constants.append(ConstantCopy(match[1], match[2], nbytes, place))
             elif each.text.startswith("workspace "):
                 workspace = self._numbers_of(each, each.text.split(None, 1)[1], names)[0]
             else:

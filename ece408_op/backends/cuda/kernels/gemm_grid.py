@@ -1,7 +1,7 @@
 """Grids of kernels/cuda/gemm/gemm_grid.cuh, which map convolutions to matrix products.
 
-Common part of `gemm` and its gradient for w: the grids' arithmetic, their macros, and constants of
-the cost models.
+Common part of `implicit_gemm_prepacked` and its gradient for w: the grids' arithmetic, their
+macros, and constants of the cost models.
 """
 
 from __future__ import annotations
@@ -46,8 +46,9 @@ _FEW_TERMS, _SHORT_TERMS, SHORT_STEP = 96, 200, 32
 
 @dataclass(frozen=True)
 class Axis:
-    """One axis of a grid, with the values of gemm.cu's macros. `taps` lists, for each remainder,
-    the taps' positions in the grid; `all_taps` lists them for remainders treated as channels."""
+    """One axis of a grid, with the values of implicit_gemm_prepacked.cu's macros. `taps` lists, for
+    each remainder, the taps' positions in the grid; `all_taps` lists them for remainders treated as
+    channels."""
 
     grid: int
     in_first: int
@@ -218,7 +219,7 @@ def refused(problem: ConvProblem, parts: int) -> str | None:
     if problem.dtype == "float64":
         return "it computes float32 and float16 only, not float64"
     if problem.dtype == "float16" and parts == 1:
-        return "it makes float32 arrays less exact; gemm computes float16 ones"
+        return "it makes float32 arrays less exact; implicit_gemm_prepacked computes float16 ones"
     taps = math.prod(problem.kernel)
     if taps > _MOST_TAPS or max(problem.kernel) > _LONGEST:
         height, width = problem.kernel

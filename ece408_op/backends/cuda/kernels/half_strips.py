@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from ....problem import ConvProblem
 from .. import gpu_limits
 from ..kernel_plan import Capability, Code, Defines, Family, Launch, Layout, Plan, divide_up, entry
-from . import direct_gemm, gemm, gemm_grid
+from . import gemm_grid, implicit_gemm_fused, implicit_gemm_prepacked
 from .register_tiles import defines
 
 _PROCESSOR_BYTES = gpu_limits.shared_bytes((9, 0))
@@ -84,7 +84,7 @@ class HalfStrips(Family):
 
     def pays(self, problem: ConvProblem, capability: Capability) -> bool:
         """Return whether the estimate is lower than that of a kernel without tensor cores, and than
-        `gemm` and `direct_gemm`, or `gemm_half`."""
+        `implicit_gemm_prepacked` and `implicit_gemm_fused`, or `implicit_gemm_prepacked_half`."""
         layout = self.layouts(problem, capability)[0]
         cycles = _cycles(problem, self.parts, layout)
         if not gemm_grid.is_dense(problem):
@@ -98,9 +98,9 @@ class HalfStrips(Family):
         time = _CYCLE * cycles + _WEIGHT * filters * math.prod(problem.w_shape[1:])
         if not layout.held:
             time *= _NOT_HELD
-        others = [gemm.microseconds(problem, False, self.parts)]
+        others = [implicit_gemm_prepacked.microseconds(problem, False, self.parts)]
         if self.parts == 2:
-            others.append(direct_gemm.microseconds(problem, "forward"))
+            others.append(implicit_gemm_fused.microseconds(problem, "forward"))
         return _LAUNCH + time < min(others)
 
     def plan(self, kernel: Code, problem: ConvProblem, layout: Strips, accumulate: bool) -> Plan:

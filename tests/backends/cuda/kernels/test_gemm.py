@@ -1,4 +1,4 @@
-"""The grids that the host gives kernels/cuda/gemm/gemm.cu, computed in NumPy, are convolutions."""
+"""The grids that the host gives implicit_gemm_prepacked.cu, computed in NumPy, are convolutions."""
 
 import contextlib
 import itertools
@@ -109,7 +109,7 @@ WINDOWS = {
 
 
 @pytest.mark.parametrize("window", WINDOWS)
-@pytest.mark.parametrize("name", ["direct_gemm_backward_data", "mma_gemm_backward_data"])
+@pytest.mark.parametrize("name", [f"implicit_gemm_{by}_backward_data" for by in ("fused", "sm80")])
 def test_the_gradient_for_x_in_one_launch_has_strides_of_single_unpadded_taps_only(name, window):
     problem = ConvProblem.parse(f"b2,c32,h16,w18,m32,{window}")
     reason = catalog.get(name).why_not(problem, (9, 0))
@@ -117,18 +117,17 @@ def test_the_gradient_for_x_in_one_launch_has_strides_of_single_unpadded_taps_on
     assert reason == (None if WINDOWS[window] else expected)
 
 
-# One that is taken costs a whole compile: these are the most ordinary one, and one with strides.
-TAKEN = ("k3,p1", "k1,s1x3")
+# Each costs a compile.
 QUICK = [
-    pytest.param(window, marks=() if window in TAKEN or not taken else pytest.mark.slow)
-    for window, taken in WINDOWS.items()
+    pytest.param(window, marks=() if window in ("k1,s1x3", "k1,s2,p0x1") else pytest.mark.slow)
+    for window in WINDOWS
 ]
 
 
 @pytest.mark.parametrize("window", QUICK)
 @pytest.mark.parametrize(
     ("name", "architecture"),
-    [("direct_gemm_backward_data", "90a"), ("mma_gemm_backward_data", "80")],
+    [("implicit_gemm_fused_backward_data", "90a"), ("implicit_gemm_sm80_backward_data", "80")],
 )
 def test_its_source_takes_what_the_host_does(nvcc, name, architecture, window):
     kernel, problem = catalog.get(name), ConvProblem.parse(f"b2,c32,h16,w18,m32,{window}")

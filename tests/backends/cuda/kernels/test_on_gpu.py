@@ -89,6 +89,7 @@ PRODUCTS = [
     )
     for kernel in catalog.KERNELS
     if "gemm" in kernel.name.split("_")
+    and "simt" not in kernel.name.split("_")
     and kernel.precision == "float32"
     and kernel.why_not(ConvProblem.parse(text), (9, 0)) is None
 ]

@@ -93,8 +93,9 @@ def test_every_direction_in_small_chunks_equals_the_cpu(
     assert all(count * size <= 20_000 for gpu in fakes for count, size in gpu.requests)
 
 
-@every(accumulate=[False, True], gpus=[1, 2])
-def test_lent_memory_is_written_and_read_in_place(plans, splitting, pool, rng, gpus, accumulate):
+@every(way=[(False, 1), (True, 2)])
+def test_lent_memory_is_written_and_read_in_place(plans, splitting, pool, rng, way):
+    accumulate, gpus = way
     problem = ConvProblem.parse("b180,c8,h40,w40,m8,k3,p1")
     x, w, _, dy = _arrays(problem, rng)
     expected = [dy.copy(), x.copy()]

@@ -1,0 +1,190 @@
+"""What is measured, in one form: rows as JSON, and a table of them to read.
+
+A row has a "case", maybe a "batch" and a "direction", and "ms", a summary by who computed: "ours",
+a kernel of ours by its name, or a peer, whose name begins with one of `PEERS`. "errors" and
+"failures" are by who as well; "failure" says that nothing was measured. What else a row has are
+figures and words about it.
+"""
+
+from __future__ import annotations
+
+import datetime
+import json
+import math
+import shlex
+import statistics
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from ..errors import InvalidSetting
+from ..files import markdown
+from ..files.cachedir import atomic_path
+from ..files.records import to_json
+from ..operator.environment import machine
+
+OURS = "ours"
+PEERS = ("mxnet", "torch", "cudnn", "onnxruntime", "openvino")
+# Words in a peer's name that do not make it another peer: its better layout counts.
+_ALIKE = ("NCHW", "NHWC", "float32")
+_NOT_FIGURES = ("case", "batch", "direction", "ms", "errors", "failures", "failure")
+
+Row = dict[str, Any]
+
+
+def summary(samples: Sequence[float]) -> dict[str, float]:
+    """The median and the smallest, to six digits, and how many there are. `samples` must not be
+    empty."""
+    figures = {"median": statistics.median(samples), "min": min(samples)}
+    return {name: float(f"{each:.6g}") for name, each in figures.items()} | {"n": len(samples)}
+
+
+def show(prefix: Path | None, title: str, text: str, content: dict[str, Any]) -> None:
+    """Print the text and, where a prefix is given, `write`."""
+    print(text)
+    if prefix is not None:
+        write(prefix, title, text, content)
+
+
+def write(prefix: Path, title: str, text: str, content: dict[str, Any]) -> None:
+    """Write PREFIX.md and PREFIX.json, with the command of this process, date, machine and
+    versions. Raises `CacheUnwritable` where that cannot be."""
+    date = datetime.datetime.now().astimezone().isoformat(timespec="seconds")
+    command, about = _command(), machine()
+    header = ", ".join(f"{key} {_plain(value)}" for key, value in about.items())
+    whole = f"# {title}\n\n    {command}\n\n{date}: {header}\n\n{text}\n"
+    document = {"command": command, "date": date, "machine": about, **content}
+    for suffix, each in ((".md", whole), (".json", to_json(document))):
+        with atomic_path(prefix.with_name(prefix.name + suffix)) as temporary:
+            temporary.write_text(each, encoding="utf-8")
+
+
+def _command() -> str:
+    """What this process was called with; of paths from the root, which are this machine's own, the
+    last part."""
+    return shlex.join(Path(each).name if each.startswith("/") else each for each in sys.argv)
+
+
+def _plain(value: Any) -> str:
+    return " and ".join(value) if isinstance(value, list) else str(value)
+
+
+def load(path: Path) -> dict[str, Any]:
+    """What `write` wrote as JSON, with rows; {} if there is no file. Raises `InvalidSetting`."""
+    if not path.is_file():
+        return {}
+    try:
+        document = json.loads(path.read_text(encoding="utf-8"))
+        document["rows"]
+    except (ValueError, TypeError, KeyError) as error:
+        raise InvalidSetting(f"{path} is no results file ({error}); remove it") from error
+    return document
+
+
+def median(row: Row, who: str) -> float | None:
+    """In milliseconds; `None` where there is none or it failed."""
+    failed = who in row.get("failures", ())
+    return None if failed or who not in row["ms"] else row["ms"][who]["median"]
+
+
+def peers(row: Row) -> dict[str, float]:
+    """By peer the median of its better layout, those of less than float32 by themselves."""
+    found: dict[str, float] = {}
+    for who in row["ms"]:
+        name = " ".join(word for word in who.split() if word not in _ALIKE)
+        ms = median(row, who)
+        if _is_peer(who) and ms is not None:
+            found[name] = min(ms, found.get(name, math.inf))
+    return found
+
+
+def _is_peer(who: str) -> bool:
+    return who.split()[0] in PEERS
+
+
+def table(rows: Sequence[Row]) -> str:
+    """Everything in Markdown: a table for each direction and batch with its geometric means, and
+    what failed."""
+    groups: dict[tuple[Any, Any], list[Row]] = {}
+    for row in rows:
+        if row.get("ms"):
+            groups.setdefault((row.get("direction"), row.get("batch")), []).append(row)
+    parts = []
+    for (direction, batch), group in groups.items():
+        titles = [direction] if direction else []
+        titles += [f"batch {batch}"] if batch else []
+        parts += [f"## {', '.join(titles)}"] if titles else []
+        parts += [_table(group), *_means(group)]
+    return "\n\n".join([*parts, *failures(rows)])
+
+
+def failures(rows: Sequence[Row]) -> list[str]:
+    """A line for each thing that failed."""
+    found = []
+    for row in rows:
+        batch = f", batch {row['batch']}" if "batch" in row else ""
+        name = f"{row['case']}{batch}"
+        found += [f"{name}: {row['failure']}"] if "failure" in row else []
+        found += [f"{name}: {who}: {why}" for who, why in row.get("failures", {}).items()]
+    return found
+
+
+def _table(rows: Sequence[Row]) -> str:
+    figures = list(dict.fromkeys(key for row in rows for key in row if key not in _NOT_FIGURES))
+    own = dict.fromkeys(who for row in rows for who in row["ms"] if not _is_peer(who))
+    others = [who for who in own if who != OURS]
+    against = list(dict.fromkeys(name for row in rows for name in peers(row)))
+    head = ["case", *(key.replace("_", " ") for key in figures)]
+    if OURS in own:
+        head += ["ours, ms", *(["others of ours, ms"] if others else [])]
+        head += [cell for name in against for cell in (f"{name}, ms", f"{name} / ours")]
+    else:
+        head += [f"{name}, ms" for name in (*others, *against)]
+    cells = []
+    for row in rows:
+        ours, theirs = median(row, OURS), peers(row)
+        line = [_case(row), *(_cell(row.get(key)) for key in figures)]
+        if OURS in own:
+            named = [f"{who} {_cell(median(row, who))}" for who in others if who in row["ms"]]
+            line += [_cell(ours), *(["; ".join(named)] if others else [])]
+            for name in against:
+                ms = theirs.get(name)
+                line += [_cell(ms), f"{ms / ours:.2f}" if ms and ours else ""]
+        else:
+            line += [_cell(median(row, who)) for who in others]
+            line += [_cell(theirs.get(name)) for name in against]
+        cells.append(line)
+    return markdown.table(head, cells)
+
+
+def _case(row: Row) -> str:
+    return f"`{row['case']}`" if "," in row["case"] else str(row["case"])
+
+
+def _cell(value: Any) -> str:
+    if value is None:
+        return ""
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
+def _means(rows: Sequence[Row]) -> list[str]:
+    """How ours compares in all of the rows, with each peer and with the fastest of ours."""
+    factors: dict[str, list[float]] = {}
+    shares = []
+    for row in rows:
+        ours = median(row, OURS)
+        if ours:
+            for name, ms in peers(row).items():
+                factors.setdefault(name, []).append(ms / ours)
+            own = [ms["median"] for who, ms in row["ms"].items() if not _is_peer(who)]
+            shares.append(min(own) / ours)
+    lines = [
+        f"{name} / ours: {statistics.geometric_mean(each):.2f} in the geometric mean, at least "
+        f"{min(each):.2f}, below 1 in {sum(factor < 1 for factor in each)} of {len(each)}."
+        for name, each in factors.items()
+    ]
+    if any(share < 1 for share in shares):
+        mean = statistics.geometric_mean(shares)
+        lines.append(f"Ours has {mean:.2f} of the speed of the fastest of ours.")
+    return ["\n".join(lines)] if lines else []

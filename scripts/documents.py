@@ -1,0 +1,35 @@
+"""Write what docs/results has of measured times into the documents and headers that say it."""
+
+import argparse
+import sys
+from pathlib import Path
+
+from studies import documents
+
+from ece408_op.bench import results
+from ece408_op.cli import program
+from ece408_op.files.cachedir import atomic_path
+
+ROOT = Path(__file__).parents[1]
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument(
+        "--check", action="store_true", help="only say what is out of date, with exit code 1"
+    )
+    options = parser.parse_args()
+    measured = [
+        results.load(ROOT / "docs" / "results" / f"{n}.json") for n in ("cpu", "cuda_bench")
+    ]
+    outdated = documents.outdated(ROOT, *measured)
+    for path, text in outdated.items():
+        print(f"{path} {'is' if options.check else 'was'} out of date", file=sys.stderr)
+        if not options.check:
+            with atomic_path(path) as temporary:
+                temporary.write_text(text, encoding="utf-8")
+    return int(options.check and bool(outdated))
+
+
+if __name__ == "__main__":
+    program.run("documents", main)

@@ -1,0 +1,103 @@
+"""The operator on the CPU beside MXNet's Convolution and PyTorch's, and what the machine allows."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+
+from ece408_op import settings
+from ece408_op.backends.cpu import native
+from ece408_op.bench import ceilings, shapes
+from ece408_op.bench.cpu_timer import (
+    Sample,
+    TorchPeer,
+    bind,
+    check,
+    inputs,
+    interleaved,
+    torch_contenders,
+)
+from ece408_op.bench.results import OURS, Row, summary
+from ece408_op.errors import surfaced
+from ece408_op.problem import ConvProblem
+
+from .asked import Asked
+
+ABOUT = (
+    "The operator alone, bound by MXNet. A floor is what this machine takes in the same run for "
+    "all multiply-adds, or to read and write everything once; `winograd` does fewer. Fresh memory "
+    "has never been touched."
+)
+# Images; more would take the memory for arrays of the operator and of each peer.
+_MOST_FOR_GRADIENTS = 1000
+
+
+def rows(asked: Asked) -> Iterator[Row]:
+    """Three rows for each case and batch: into warm memory, into fresh memory, both gradients."""
+    isa, threads = native.isas()[0], settings.threads()
+    top = ceilings.measure(isa, threads)
+    with asked.peer("torch", TorchPeer) as peer:
+        for case in asked.cases:
+            for batch in asked.batches:
+                problem = shapes.find(case if "," not in case else f"b1,{case}", batch)
+                few = dataclasses.replace(problem, batch=min(batch, _MOST_FOR_GRADIENTS))
+                for measured, at in ((_warm, problem), (_fresh, problem), (_gradients, few)):
+                    yield {"case": case, "batch": at.batch, **measured(at, asked, peer, top)}
+    top = top.best(ceilings.measure(isa, threads))
+    asked.versions["ceilings"] = (
+        f"{top.gflops:.0f} GFLOP/s, {top.store_gbs:.1f} GB/s stored, {top.read_gbs:.1f} read, "
+        f"{top.fresh_gbs:.1f} stored into fresh memory"
+    )
+
+
+def _warm(
+    problem: ConvProblem, asked: Asked, peer: TorchPeer | None, top: ceilings.Ceilings
+) -> Row:
+    x, w = inputs(problem)
+    ours, native_one = (bind(problem, x, w, ours=own) for own in (True, False))
+    with surfaced(), torch_contenders(peer, problem, "forward") as others:
+        # Each touches its own output first, and so decides what pages it has.
+        ours.forward()
+        ours.executor.outputs[0][:] = float("nan")
+        ours.forward()
+        error = check(problem, x, w, ours.executor.outputs[0])
+        contenders = {OURS: ours.forward, **_mxnet(asked, native_one.forward), **others}
+        row = _row("forward", contenders, asked, top.floor_ms(problem))
+    return {**row, "error": error}
+
+
+def _fresh(
+    problem: ConvProblem, asked: Asked, peer: TorchPeer | None, top: ceilings.Ceilings
+) -> Row:
+    """In turns of their own: a kernel or a hypervisor that takes back the pages of one is busy with
+    them while the next contender runs."""
+    x, w = inputs(problem)
+
+    def first(is_ours: bool) -> Sample:
+        # A new executor: its output has never been touched.
+        return lambda: bind(problem, x, w, ours=is_ours).forward()
+
+    with surfaced():
+        contenders = {OURS: first(True), **_mxnet(asked, first(False))}
+        floor = top.floor_ms(problem, fresh=True)
+        return _row("forward, into fresh memory", contenders, asked, floor)
+
+
+def _gradients(
+    problem: ConvProblem, asked: Asked, peer: TorchPeer | None, top: ceilings.Ceilings
+) -> Row:
+    x, w = inputs(problem)
+    ours, native_one = (bind(problem, x, w, ours=own, gradients=True) for own in (True, False))
+    with surfaced(), torch_contenders(peer, problem, "backward") as others:
+        contenders = {OURS: ours.backward, **_mxnet(asked, native_one.backward), **others}
+        return _row("both gradients", contenders, asked, 2 * top.compute_ms(problem))
+
+
+def _mxnet(asked: Asked, sample: Sample) -> dict[str, Sample]:
+    return {"mxnet": sample} if "mxnet" in asked.against else {}
+
+
+def _row(direction: str, contenders: dict[str, Sample], asked: Asked, floor_ms: float) -> Row:
+    times = interleaved(contenders, asked.repeat)
+    ms = {name: summary(each) for name, each in times.items()}
+    return {"direction": direction, "floor_ms": floor_ms, "ms": ms}

@@ -1,0 +1,120 @@
+"""Training with MXNet's own convolutions, with ours and with PyTorch: speed and losses."""
+
+from __future__ import annotations
+
+import functools
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ece408_op.bench import cpu_timer
+from ece408_op.bench.peers import process
+from ece408_op.bench.results import OURS, Row, summary
+from ece408_op.op_log import op_times
+from ece408_op.operator.loading import load_mxnet
+from ece408_op.operator.swapping import swap
+
+from . import zoo
+from .asked import Asked
+
+ABOUT = (
+    "Steps of training in turns, on the same random images from the same parameters. `losses "
+    "differ by` is the largest difference of a step's loss with our convolutions and with MXNet's "
+    "own, relative to the first; the milliseconds by direction are of our convolutions in a step."
+)
+_LAYOUTS = ("NCHW", "NHWC")
+_OPTIMIZER = {"rate": 0.01, "momentum": 0.9}
+
+
+class Torch(process.Peer):
+    """PyTorch under another Python; torch_training.py says what to ask."""
+
+    program = "torch_training.py"
+
+
+class Network:
+    """A network with its images and labels; each of a name has the same parameters."""
+
+    def __init__(self, name: str, shape: tuple[int, ...], swapped: bool) -> None:
+        mx = load_mxnet()
+        self.net = _build(mx, name)
+        mx.random.seed(408)
+        self.net.initialize(mx.init.Xavier())
+        rng = np.random.default_rng(408)
+        self.x = mx.nd.array(rng.uniform(-1, 1, shape))
+        self.labels = mx.nd.array(rng.integers(0, self.net(self.x).shape[1], shape[0]))
+        self.losses: list[float] = []
+        if swapped:
+            swap(self.net)
+        self.net.hybridize(static_alloc=True, static_shape=True)
+        self._entropy = mx.gluon.loss.SoftmaxCrossEntropyLoss()
+        rates = {"learning_rate": _OPTIMIZER["rate"], "momentum": _OPTIMIZER["momentum"]}
+        self._trainer = mx.gluon.Trainer(self.net.collect_params(), "sgd", rates)
+
+    def step(self) -> float:
+        """Its milliseconds."""
+        return cpu_timer.elapsed_ms(self._step)
+
+    def _step(self) -> None:
+        mx = load_mxnet()
+        with mx.autograd.record():
+            loss = self._entropy(self.net(self.x), self.labels)
+        loss.backward()
+        self._trainer.step(len(self.x))
+        # Gradients and new parameters come after the loss.
+        mx.nd.waitall()
+        self.losses.append(float(loss.mean().asscalar()))
+
+
+def _build(mx: Any, name: str) -> Any:
+    """The course's network, or one of the zoo."""
+    if name != "2019fa":
+        return mx.gluon.model_zoo.vision.get_model(name)
+    nn = mx.gluon.nn
+    net = nn.HybridSequential()
+    net.add(
+        nn.Conv2D(12, 5, activation="tanh", use_bias=False),
+        nn.MaxPool2D(),
+        nn.Conv2D(24, 5, use_bias=False),
+        nn.Dense(160, activation="tanh"),
+        nn.Dense(10),
+    )
+    return net
+
+
+def rows(asked: Asked) -> Iterator[Row]:
+    """A row for each case, whose text is a network, a batch and an image's shape."""
+    with asked.peer("torch", Torch) as peer:
+        for case in asked.cases:
+            name, batch, image = case.split()
+            shape = (int(batch), *map(int, image.split("x")))
+            yield {"case": name, "batch": int(batch), **measure(name, shape, peer, asked)}
+
+
+def measure(name: str, shape: tuple[int, ...], peer: Torch | None, asked: Asked) -> Row:
+    """Times of steps, which change parameters, and how far losses are apart."""
+    stock, ours = (Network(name, shape, swapped=own) for own in (False, True))
+    contenders: dict[str, Callable[[], float]] = {OURS: ours.step, "mxnet": stock.step}
+    with tempfile.TemporaryDirectory() as folder:
+        if peer is not None:
+            files = zoo.export(stock.net, Path(folder), x=stock.x, labels=stock.labels)
+            peer.ask(**files, **_OPTIMIZER)
+            for layout in _LAYOUTS:
+                contenders[f"torch {layout}"] = functools.partial(_torch_step, peer, layout)
+        times = cpu_timer.interleaved(contenders, asked.repeat)
+    apart = max(abs(a - b) for a, b in zip(stock.losses, ours.losses)) / stock.losses[0]
+    with op_times() as log:
+        ours.step()
+    spent: dict[str, float] = {}
+    for entry in log:
+        key = f"{entry.direction}_ms"
+        spent[key] = spent.get(key, 0.0) + entry.milliseconds
+    ms = {who: summary(samples) for who, samples in times.items()}
+    return {"losses_differ_by": apart, **spent, "ms": ms}
+
+
+def _torch_step(peer: Torch, layout: str) -> float:
+    return peer.ask(run=layout)["ms"]

@@ -1,0 +1,112 @@
+"""Executors and hybridized blocks that have come and gone leave no memory behind: neither objects
+of Python's nor memory of the C library's heap."""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import sys
+
+import pytest
+
+import ece408_op
+
+SHAPE = (2, 3, 9, 8)
+LAYERS = 4
+TIMES = 40
+
+
+class _HeapUse(ctypes.Structure):
+    """glibc's `struct mallinfo`."""
+
+    _fields_ = [
+        (name, ctypes.c_int)
+        for name in (
+            *("arena", "ordblks", "smblks", "hblks", "hblkhd", "usmblks", "fsmblks"),
+            *("uordblks", "fordblks", "keepcost"),
+        )
+    ]
+
+
+def _in_use(mx):
+    """Bytes of the C library's heap, and how many blocks of memory Python's objects have."""
+    for _ in range(2):
+        gc.collect()
+        mx.nd.waitall()
+    libc = ctypes.CDLL(None)
+    libc.mallinfo.restype = _HeapUse
+    return libc.mallinfo().uordblks, sys.getallocatedblocks()
+
+
+def _left(mx, run):
+    """What each of some calls leaves behind, beyond what the first calls do."""
+    for _ in range(TIMES):
+        run()
+    before = _in_use(mx)
+    for _ in range(TIMES):
+        run()
+    return [(now - then) / TIMES for now, then in zip(_in_use(mx), before)]
+
+
+def _executors(mx, ours):
+    """A function that makes and trains one, and lets it go."""
+    convolution = ece408_op.Convolution if ours else mx.sym.Convolution
+    symbol = mx.sym.Variable("data")
+    for _ in range(LAYERS):
+        symbol = convolution(symbol, kernel=(3, 3), pad=(1, 1), num_filter=8)
+        symbol = mx.sym.relu(mx.sym.BatchNorm(symbol, fix_gamma=False))
+
+    def run():
+        executor = symbol.simple_bind(mx.cpu(), data=SHAPE)
+        executor.forward(is_train=True)
+        executor.backward(mx.nd.ones(executor.outputs[0].shape))
+        executor.forward()[0].wait_to_read()
+
+    return run
+
+
+@pytest.mark.parametrize("ours", [False, True])
+def test_of_executors(mx, ours):
+    """Nor do those of MXNet's own that this package has looked at."""
+    heap, blocks = _left(mx, _executors(mx, ours))
+    assert heap < 100 * LAYERS
+    assert blocks < LAYERS
+
+
+def test_executors_do_not_wait_for_pythons_collector(mx):
+    run = _executors(mx, ours=True)
+    run()
+    _in_use(mx)
+    gc.disable()
+    try:
+        for _ in range(TIMES):
+            run()
+        mx.nd.waitall()
+        found = gc.collect()
+    finally:
+        gc.enable()
+    assert found < 20 * LAYERS * TIMES
+
+
+@pytest.mark.parametrize("trains", [False, True])
+def test_of_blocks(mx, trains):
+    """Gluon's layers have new names in each net."""
+    x = mx.nd.ones(SHAPE)
+
+    def run():
+        net = mx.gluon.nn.HybridSequential()
+        for _ in range(LAYERS):
+            net.add(ece408_op.Conv2D(8, 3, padding=1), mx.gluon.nn.BatchNorm())
+        net.initialize()
+        net.hybridize()
+        # More often than it takes until calls go past MXNet's CachedOp.
+        for _ in range(7):
+            net(x).wait_to_read()
+        if trains:
+            with mx.autograd.record():
+                y = net(x)
+            y.backward()
+
+    heap, blocks = _left(mx, run)
+    assert heap < 100 * LAYERS
+    assert blocks < LAYERS
