@@ -49,8 +49,8 @@ class Launch:
 
 @dataclass(frozen=True)
 class ConstantCopy:
-    """A copy on the GPU of an array's `nbytes` bytes into a `__constant__` variable, `symbol`;
-    `place` is the line that demands it, if a file does."""
+    """A device-to-device copy of an array's `nbytes` bytes to the `__constant__` variable `symbol`;
+    `place` is the line of the file that requests it, if any."""
 
     symbol: str
     array: str
