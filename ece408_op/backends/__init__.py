@@ -82,7 +82,7 @@ class HostMemory(NamedTuple):
 
 def as_array(address: int, shape: tuple[int, ...], dtype: str = "float32") -> np.ndarray:
     """Return an array of this shape on host memory at an address; it keeps nothing alive."""
-    # Processes that compile a file import this package, and do without.
+    # Imported here, because processes that compile a file import this package and need no NumPy.
     import numpy as np
 
     nbytes = np.dtype(dtype).itemsize * math.prod(shape)

@@ -28,10 +28,10 @@ def add(commands: Any) -> None:
         commands,
         "compare",
         "run all milestones that this machine can run, and print their figures in one table",
-        epilog="Each run is a process of its own. What cannot run without a GPU is listed with "
-        "the reason. Exit code: 0, or 1 when a run failed for another reason. With files that "
-        "--json or scripts/bench.py has written, such as `ece408 compare before.json after.json`, "
-        "nothing is run: they are shown side by side.",
+        epilog="Each run is a separate process. Milestones that need a missing GPU are listed with "
+        "the reason. Exit code: 0, or 1 when a run failed for another reason. With files written "
+        "by --json or scripts/bench.py, such as `ece408 compare before.json after.json`, nothing "
+        "is run: their figures are shown side by side.",
     )
     parser.add_argument(
         "what",

@@ -137,7 +137,7 @@ def check(
     wrong = [each for each in verdicts if not each.is_right and not each.by_machine]
     if wrong:
         names = ", ".join(Path(each.file).name for each in wrong)
-        raise WrongResult(f"{names}: not right; what is wrong stands above")
+        raise WrongResult(f"{names}: not right; the errors are listed above")
     if unchecked:
         names = ", ".join(Path(each.file).name for each in unchecked)
         kind = getattr(errors, unchecked[0].by_machine)
@@ -189,7 +189,7 @@ def time(
             temporary.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
     failed = sorted({each.name for each in found if each.failure})
     if failed:
-        raise WrongResult(f"{', '.join(failed)}: not timed; why stands above")
+        raise WrongResult(f"{', '.join(failed)}: not timed; the reason is above")
 
 
 def _count(
@@ -225,7 +225,7 @@ def _count(
         with atomic_path(output) as temporary:
             temporary.write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
     if failed:
-        raise WrongResult(f"{', '.join(sorted(failed))}: not counted; why stands above")
+        raise WrongResult(f"{', '.join(sorted(failed))}: not counted; the reason is above")
 
 
 def _source_of(kernel: kernel_file.KernelFile | str) -> Path:

@@ -1,4 +1,4 @@
-"""What was measured before, on several machines or by several versions, side by side."""
+"""Side-by-side table of earlier measurements, from several machines or versions."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Key(NamedTuple):
 
 @dataclass(frozen=True)
 class Side:
-    """A file: its name, when and where it was made, and figures, of every run or their medians."""
+    """A file: its name, machine and date, and the figures of every run, or their medians."""
 
     name: str
     about: str
@@ -36,9 +36,9 @@ class Side:
 
 
 def read(paths: Sequence[Path]) -> list[Side]:
-    """The files that `ece408 compare --json` or a benchmark wrote. Raises `InvalidSetting` for
-    another one."""
-    # The shortest names that tell them apart.
+    """Read files written by `ece408 compare --json` or a benchmark. Raises `InvalidSetting` for
+    others."""
+    # The shortest unambiguous names.
     ways = (lambda p: p.stem, lambda p: f"{p.absolute().parent.name}/{p.stem}", str)
     named = ([way(path) for path in paths] for way in ways)
     names = next((each for each in named if len(set(each)) == len(paths)), list(map(str, paths)))
@@ -64,7 +64,7 @@ def _plain(value: Any) -> str:
 
 
 def _medians(document: Mapping[str, Any]) -> dict[Key, list[float]]:
-    """A benchmark's."""
+    """Return a benchmark's figures."""
     figures = {}
     for row in document["rows"]:
         batch = f"batch {row['batch']}" if "batch" in row else ""
@@ -75,7 +75,7 @@ def _medians(document: Mapping[str, Any]) -> dict[Key, list[float]]:
 
 
 def _samples(document: Mapping[str, Any]) -> dict[Key, list[float]]:
-    """A comparison's; a run that failed has none."""
+    """Return a comparison's figures; failed runs have none."""
     figures: dict[Key, list[float]] = {}
     for row in document["runs"]:
         for run in row["samples"]:

@@ -44,8 +44,8 @@ _TERMS = {
     "course_2019": {term: term for term in shapes.TERMS if term != shapes.LAST},
     "course_2020": {shapes.LAST: f"{shapes.LAST} and later"},
 }
-# Images for the course's layers, and more for a file that is wrong on few, for example one that
-# splits the batch over streams: as many as are affordable.
+# Images for the course's layers. A file that omits images of a small batch, such as one that
+# splits it over streams, is judged with as many as are affordable.
 _BATCH = {"cpu": 10, "cuda": 25, "emulator": 2}
 _LARGER = {"cuda": 100, "emulator": 20}
 _ODD_PROBLEMS = 16
@@ -458,7 +458,7 @@ class _Runner:
             return
         if isinstance(error, NotEnoughMemory) or _NO_ROOM in str(error):
             raise NotEnoughMemory(
-                "the emulator has not enough memory to check this file; free some and try again"
+                "the emulator lacks memory to check this file; free some and try again"
             ) from None
 
     def _forward(

@@ -137,7 +137,7 @@ def _say_what_is_not_heard(nodes: Iterable[Mapping[str, Any]]) -> None:
         _said.add(kernel)
         if sys.stderr is not None:
             print(
-                f"ece408: kernel {kernel} is asked for, and not used in a whole network on the "
+                f"ece408: kernel {kernel} is requested, but not used in a whole network on the "
                 "GPU, which chooses its own; it is for layers that run one by one",
                 file=sys.stderr,
             )

@@ -1,8 +1,8 @@
-"""What MXNet calls of an operator written in Python: the same few functions in C for all its nodes.
+"""C callbacks of an operator written in Python, shared by all its nodes.
 
-`mxnet.operator.register` makes functions for each node. They are in cycles, which wait for Python's
-collector: each executor that has come and gone would leave hundreds of objects until then. Here
-MXNet's contexts have the node's number, and what has that number goes when MXNet says so.
+`mxnet.operator.register` creates functions for each node. These form reference cycles, so every
+deleted executor leaves hundreds of objects until Python's garbage collector runs. Here MXNet's
+contexts contain the node's number, and MXNet's delete callback removes the object with that number.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from . import python_calls
 _Int, _Ints, _Number = ctypes.c_int, ctypes.POINTER(ctypes.c_int), ctypes.c_void_p
 _Names = ctypes.POINTER(ctypes.c_char_p)
 _Arrays = ctypes.POINTER(ctypes.c_void_p)
-# The numbers that MXNet has for what an array is to an operator, and for what to do with results.
+# MXNet's codes for the role of an array in an operator, and for what to do with results.
 _INPUT, _OUTPUT, _INPUT_GRADIENT, _OUTPUT_GRADIENT, _STATE = range(5)
 _REQUESTS = ("null", "write", "inplace", "add")
 
-# Forks wait until there are no fewer (see `fork_safety`), so nodes are where MXNet has its own.
+# Forks wait until these have been deleted (see `fork_safety`), so nodes are in MXNet's own table.
 _nodes: dict[int, Any] = mx.operator._registry.ref_holder
 _storage_names = mx.operator._STORAGE_TYPE_ID_TO_STR
 _storage_numbers = mx.operator._STORAGE_TYPE_STR_TO_ID
@@ -41,21 +41,21 @@ class _Callbacks(ctypes.Structure):
 
 
 def register(name: str, prop: type) -> None:
-    """Have MXNet make nodes of this name by `prop`, a `CustomOpProp`."""
+    """Make MXNet create nodes of this name through `prop`, a `CustomOpProp`."""
 
     @_called(ctypes.c_char_p, _Int, _Names, _Names, ctypes.POINTER(_Callbacks))
     def create(_: bytes, count: int, keys: Any, values: Any, made: Any) -> None:
         given = {keys[n].decode(): values[n].decode() for n in range(count)}
         _give(made, prop(**given), _DESCRIPTION)
 
-    # MXNet calls it as long as the process lives.
+    # MXNet may call it as long as the process lives.
     _nodes[mx.operator._registry.inc()] = create
     python_calls.register(mx, name, create)
 
 
 def _called(*types: Any) -> Callable[[Callable[..., None]], Any]:
-    """A function that MXNet can call: its answer is 1, or 0 after an error, which is remembered.
-    MXNet's own print theirs to stdout, which is for results."""
+    """Wrap a function as a callback for MXNet that returns 1, or 0 after an error, which is
+    remembered. MXNet's own callbacks print errors to stdout, which is for results."""
 
     def made(function: Callable[..., None]) -> Any:
         def answer(*arguments: Any) -> int:
@@ -181,7 +181,7 @@ _RUN = (_Int, _Arrays, _Ints, _Ints, _Int, _Number)
 
 
 def _arrays(count: int, handles: Any, tags: Any, written: Sequence[int]) -> list[list[Any]]:
-    """The arrays, which are the caller's to free, by what they are to the operator."""
+    """Return the arrays, which the caller must free, by their role in the operator."""
     found: list[list[Any]] = [[] for _ in range(5)]
     for handle, tag in zip(handles[:count], tags[:count]):
         found[tag].append(mx.nd.NDArray(mx.base.NDArrayHandle(handle), writable=tag in written))
@@ -193,8 +193,8 @@ def _forward(
     count: int, handles: Any, tags: Any, requests: Any, is_train: int, number: int
 ) -> None:
     inputs, outputs, _, _, states = _arrays(count, handles, tags, (_OUTPUT, _STATE))
-    asked = [_REQUESTS[each] for each in requests[: len(outputs)]]
-    _of(number).forward(is_train, asked, inputs, outputs, states)
+    requested = [_REQUESTS[each] for each in requests[: len(outputs)]]
+    _of(number).forward(is_train, requested, inputs, outputs, states)
 
 
 @_called(*_RUN)
@@ -202,8 +202,8 @@ def _backward(count: int, handles: Any, tags: Any, requests: Any, _: int, number
     inputs, outputs, wanted, gradients, states = _arrays(
         count, handles, tags, (_INPUT_GRADIENT, _STATE)
     )
-    asked = [_REQUESTS[each] for each in requests[: len(wanted)]]
-    _of(number).backward(asked, gradients, inputs, outputs, wanted, states)
+    requested = [_REQUESTS[each] for each in requests[: len(wanted)]]
+    _of(number).backward(requested, gradients, inputs, outputs, wanted, states)
 
 
 def _addresses(*functions: Any) -> ctypes.Array[ctypes.c_void_p]:

@@ -54,7 +54,7 @@ class _Choice:
     def takes(self, name: str, attributes: dict[str, str]) -> bool:
         """Return whether to swap this layer; add it to the report either way."""
         if self._patterns is not None and not any(fnmatchcase(name, p) for p in self._patterns):
-            self.leaves(name, "not among those asked for")
+            self.leaves(name, "not among the requested layers")
             return False
         try:
             ConvAttributes.parse(attributes)

@@ -453,7 +453,9 @@ def test_a_plot_without_figures_is_said(no_data, tmp_path, monkeypatch, capsys):
 
 def test_each_size_of_images_is_prepared_once(monkeypatch):
     sizes = []
-    monkeypatch.setattr(comparison.data, "load", lambda kind, size: sizes.append((kind, size)))
+    monkeypatch.setattr(
+        comparison.fashion_data, "load", lambda kind, size: sizes.append((kind, size))
+    )
     comparison.prepare_data(_jobs("2019fa", "2017fa"))
     assert sizes == [("t10k", 70), ("t10k", 28)]
 

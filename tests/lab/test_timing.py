@@ -73,7 +73,7 @@ def test_the_command(run_here, tmp_path, kept):
     assert result.returncode == 23
     assert "wrong.cc: image" in result.stdout
     assert "  mine.cc\n" in result.stdout
-    assert "wrong.cc: not timed; why stands above" in result.stderr
+    assert "wrong.cc: not timed; the reason is above" in result.stderr
 
 
 def test_bad_input_is_one_line(run_here, tmp_path):

@@ -174,7 +174,7 @@ def test_a_layer_that_asks_for_the_cpu_stays_there(mx, x):
     expected = layer(x)
     network = ece408_op.to_gpu(layer)
     expect(network(x), expected)
-    assert list(network.report.left.values()) == ["backend=cpu is asked for"]
+    assert list(network.report.left.values()) == ["backend=cpu is requested"]
 
 
 def test_without_a_gpu_mxnet_computes(mx, x, capsys, monkeypatch):
@@ -199,7 +199,7 @@ def test_a_backend_that_is_asked_for(mx, x, capsys):
     net = make_net(mx)
     with settings.override(backend="cpu"):
         expect(ece408_op.to_gpu(net)(x), net(x))
-    assert "MXNet: backend cpu is asked for (ECE408_BACKEND)\n" in capsys.readouterr().err
+    assert "MXNet: backend cpu is requested (ECE408_BACKEND)\n" in capsys.readouterr().err
 
 
 def test_a_kernel_that_is_asked_for_is_told_about_once(mx, x, capsys, monkeypatch):
@@ -209,7 +209,7 @@ def test_a_kernel_that_is_asked_for_is_told_about_once(mx, x, capsys, monkeypatc
         for _ in range(2):
             expect(ece408_op.to_gpu(net)(x), net(x))
     assert capsys.readouterr().err.splitlines() == [
-        "ece408: kernel 1_naive is asked for, and not used in a whole network on the GPU, which "
+        "ece408: kernel 1_naive is requested, but not used in a whole network on the GPU, which "
         "chooses its own; it is for layers that run one by one"
     ]
 

@@ -87,7 +87,7 @@ def test_only_some_layers_and_a_backend(mx, symbol, caplog):
     assert nodes["plain"]["attrs"]["backend"] == "reference"
     assert nodes["depthwise"]["op"] == "Convolution"
     assert "swapped 2: plain, strided" in caplog.text
-    assert "left depthwise: not among those asked for" in caplog.text
+    assert "left depthwise: not among the requested layers" in caplog.text
 
 
 def test_what_cannot_be_meant(mx, symbol):

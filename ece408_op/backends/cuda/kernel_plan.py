@@ -49,8 +49,8 @@ class Launch:
 
 @dataclass(frozen=True)
 class ConstantCopy:
-    """A copy on the GPU of an array's `nbytes` bytes into a `__constant__` variable, `symbol`;
-    `place` is the line that demands it, if a file does."""
+    """A device-to-device copy of an array's `nbytes` bytes to the `__constant__` variable `symbol`;
+    `place` is the line of the file that requests it, if any."""
 
     symbol: str
     array: str
@@ -165,8 +165,8 @@ class Family(ABC):
         """
 
     def holds(self, problem: ConvProblem) -> bool:
-        """Return whether results are as accurate as plain float32 sums; sums of few terms may not
-        be, for kernels that are otherwise."""
+        """Return whether results are as accurate as plain float32 sums, for kernels that usually
+        are; sums of few terms may not be."""
         return True
 
     def activates(self, accumulate: bool) -> bool:

@@ -166,7 +166,7 @@ def refused(steps: Steps, images: int, call: Call) -> str | None:
         if images < whole and array.shape[:1] == (whole,):
             expected = (images, *array.shape[1:])
         elif images < whole:
-            return f"an output of shape {array.shape} has not an element for each image"
+            return f"an output of shape {array.shape} does not have one element per image"
         if value.shape != expected:
             return f"an output has shape {value.shape}, not {expected}"
     return None

@@ -59,7 +59,7 @@ def write(graph: Graph, like: Any) -> Any:
 
 
 def as_text(graph: Graph) -> str:
-    """As MXNet reads it, which knows no letter by JSON's escape `\\u`."""
+    """Return the graph as JSON for MXNet, whose parser does not support the escape `\\u`."""
     return json.dumps(graph, ensure_ascii=False)
 
 

@@ -269,7 +269,7 @@ def _why_not(node: Node) -> str | None:
         return "it is in a context group"
     backend = attributes.get("backend", "None") if graph_json.is_ours(node) else "None"
     if backend not in ("None", "cuda", "emulator"):
-        return f"backend={backend} is asked for"
+        return f"backend={backend} is requested"
     return network.why_not(node["op"], attributes)
 
 
@@ -352,7 +352,7 @@ def why_no_gpu() -> str | None:
     if backend == "emulator":
         return None
     if backend not in (None, "cuda"):
-        return f"backend {backend} is asked for (ECE408_BACKEND)"
+        return f"backend {backend} is requested (ECE408_BACKEND)"
     try:
         gpu.require_our_kernels(settings.devices())
     except NoUsableGpu as error:

@@ -347,7 +347,8 @@ def test_gradients_for_w_are_right_in_run_after_run(gpu, text):
     """Where groups of warps take turns at chunks, whose data now and then comes late."""
     problem = ConvProblem.parse(text)
     kernel = catalog.get("implicit_gemm_prepacked_backward_weight")
-    layouts = [each for each in kernel.layouts(problem, gpu.capability) if each.teams == 2][:6]
+    layouts = kernel.layouts(problem, gpu.capability)
+    layouts = [each for each in layouts if each.chunk_groups == 2][:6]
     plans = [kernel.plan(problem, gpu.capability, False, each) for each in layouts]
     compile_all(gpu, plans)
     with cuda_timer.bench(gpu, problem, "backward_weight") as runs:

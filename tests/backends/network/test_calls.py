@@ -85,8 +85,8 @@ def _chain(mx):
 
 @pytest.mark.parametrize(("flops_per_byte", "steps"), [(10**9, 3), (1, 1)])
 def test_the_first_steps_begin_while_images_arrive(mx, monkeypatch, flops_per_byte, steps):
-    """Up to where images get smaller, or where copies take no longer; with pieces of two images, of
-    which the last two have one in common."""
+    """Up to where images get smaller, or where copies take no longer; with microbatches of two
+    images, of which the last two have one in common."""
     case = _chain(mx)
     monkeypatch.setattr(microbatches, "MICROBATCH_BYTES", 2 * case.arrays["data"][0].nbytes)
     monkeypatch.setattr(microbatches, "_FLOPS_PER_BYTE", flops_per_byte)

@@ -66,7 +66,7 @@ class Blocks(Layout):
         return ROWS * self.row_groups
 
     @property
-    def teams(self) -> int:
+    def chunk_groups(self) -> int:
         """Warp groups with chunks of their own."""
         return 2 // self.row_groups
 
@@ -102,7 +102,7 @@ class Gemm(Family):
     def plan(self, kernel: Code, problem: ConvProblem, layout: Blocks, accumulate: bool) -> Plan:
         made = self._product(problem)
         splits = estimate(made, layout, problem.batch)[1]
-        parts = splits * layout.teams
+        parts = splits * layout.chunk_groups
         units = sum(_units(made, layout))
         items = math.prod(_tiles(made, layout)) * splits
         strips = _strips(made, layout)
@@ -192,7 +192,7 @@ def _fitting(made: Product) -> tuple[Blocks, ...]:
             # Per thread: its sums, those of two taps, and dy.
             registers = columns // 2 * (taps + 2) + chunk // 2
             one = Blocks(columns, taps, row_groups, 1, chunk, threads)
-            stages = min(MOST_STAGES // one.teams, SHARED_BYTES // shared_bytes(made, one))
+            stages = min(MOST_STAGES // one.chunk_groups, SHARED_BYTES // shared_bytes(made, one))
             if registers <= _MOST_REGISTERS and stages >= 2:
                 found.append(dataclasses.replace(one, stages=stages))
     return tuple(found)
@@ -209,7 +209,7 @@ def shared_bytes(made: Product, layout: Blocks) -> int:
     span = layout.chunk + _tap_span(made, layout.taps)
     stage = made.number_bytes * (layout.rows * layout.chunk + layout.columns * span) + 16
     stage += 4 * (layout.rows + layout.columns)
-    return divide_up(layout.teams * layout.stages * stage, RECORD_BYTES) * RECORD_BYTES
+    return divide_up(layout.chunk_groups * layout.stages * stage, RECORD_BYTES) * RECORD_BYTES
 
 
 def _tiles(made: Product, layout: Blocks) -> tuple[int, int, int, int]:
@@ -260,7 +260,7 @@ def estimate(made: Product, layout: Blocks, batch: int) -> tuple[float, int]:
     multiplied = made.products * layout.chunk / STEP * _INSTRUCTIONS[layout.columns]
     multiplied *= layout.row_groups
     mean_taps, most_taps = made.taps / _tiles(made, layout)[2], min(layout.taps, _row_taps(made))
-    of_part = _part_bytes(made, layout) * layout.teams
+    of_part = _part_bytes(made, layout) * layout.chunk_groups
     best: tuple[float, int] | None = None
     most = max(1, min(chunks // 4, _SUM_BYTES // int(of_part)))
     for splits in sorted({divide_up(most, parts) for parts in range(1, most + 1)}):
@@ -284,7 +284,7 @@ def microseconds(problem: ConvProblem) -> float:
     arrays = 4 * (math.prod(problem.x_shape) + math.prod(problem.y_shape))
     if _strips(made, layout) > 1:
         arrays *= 2
-    parts = splits * layout.teams
+    parts = splits * layout.chunk_groups
     workspace = _workspace_bytes(made, layout, problem.batch, parts)
     multiplied = max(cycles / _CYCLES, workspace / _BYTES)
     return _LAUNCHES + (arrays + workspace) / _BYTES + multiplied

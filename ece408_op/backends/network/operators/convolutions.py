@@ -144,7 +144,7 @@ def _normalisation(builder: Builder, attributes: Attributes, operands: list[Oper
     channels = (x.shape[axis],)
     if gamma.shape != channels:
         raise UnsupportedProblem(
-            f"{builder.node}: data of shape {x.shape} has not {gamma.shape[0]} channels"
+            f"{builder.node}: data of shape {x.shape} does not have {gamma.shape[0]} channels"
         )
     if axis == 0:
         builder.mixes_images()

@@ -45,9 +45,9 @@ def plans(monkeypatch):
 
 
 @pytest.fixture
-def sharing(monkeypatch):
+def splitting(monkeypatch):
     """GPUs share calls however small."""
-    monkeypatch.setattr(staging, "_SHARED_FROM_BYTES", 0)
+    monkeypatch.setattr(staging, "_SPLIT_FROM_BYTES", 0)
 
 
 def _staging(plans, budget=1 << 30, threads=4, clock=time.perf_counter):
@@ -65,7 +65,7 @@ def _addresses(arrays):
 
 @every(accumulate=[False, True], gpus=[1, 2, 3], dtype=["float32", "float64", "float16"])
 def test_every_direction_in_small_chunks_equals_the_cpu(
-    plans, sharing, rng, dtype, gpus, accumulate
+    plans, splitting, rng, dtype, gpus, accumulate
 ):
     problem = dataclasses.replace(SMALL, dtype=dtype)
     x, w, bias, dy = _arrays(problem, rng)
@@ -94,7 +94,7 @@ def test_every_direction_in_small_chunks_equals_the_cpu(
 
 
 @every(way=[(False, 1), (True, 2)])
-def test_lent_memory_is_written_and_read_in_place(plans, sharing, pool, rng, way):
+def test_lent_memory_is_written_and_read_in_place(plans, splitting, pool, rng, way):
     accumulate, gpus = way
     problem = ConvProblem.parse("b180,c8,h40,w40,m8,k3,p1")
     x, w, _, dy = _arrays(problem, rng)
@@ -138,7 +138,7 @@ def test_shares_are_learnt_apart_for_memory_that_is_reached(plans, pool, rng):
     x, w, _, y = _arrays(problem, rng)
     gpus, how = [FakeGpu(), FakeGpu()], _staging(plans, budget=6 << 20)
     cuts = {
-        id(how.cut(work.forward(problem, *_addresses((x, w)), None, to, False, None), gpus))
+        id(how.partition(work.forward(problem, *_addresses((x, w)), None, to, False, None), gpus))
         for to in [y.ctypes.data, _lent(pool, y).ctypes.data] * 2
     }
     assert len(cuts) == 2
@@ -152,7 +152,7 @@ def _launches(gpus):
     return found
 
 
-def test_a_gpu_that_is_twice_as_slow_gets_a_third(plans, sharing, rng):
+def test_a_gpu_that_is_twice_as_slow_gets_a_third(plans, splitting, rng):
     problem = ConvProblem.parse("b48,c1,h9,w8,m2,k3")
     x, w, _, y = _arrays(problem, rng)
     asked = work.forward(problem, *_addresses((x, w)), None, y.ctypes.data, False, None)
@@ -172,7 +172,7 @@ def test_a_gpu_that_is_twice_as_slow_gets_a_third(plans, sharing, rng):
     assert dealt == [[8, 8], shared, shared, alone, alone, alone, *8 * [shared]]
 
 
-def test_small_batches_stay_on_the_gpu_that_is_faster_alone(plans, sharing, rng):
+def test_small_batches_stay_on_the_gpu_that_is_faster_alone(plans, splitting, rng):
     problem = ConvProblem.parse("b8,c1,h9,w8,m2,k3")
     x, w, _, y = _arrays(problem, rng)
     asked = work.forward(problem, *_addresses((x, w)), None, y.ctypes.data, False, None)
@@ -215,7 +215,7 @@ def test_a_call_that_copies_little_is_one_gpus(plans, rng):
     assert [len(gpu.requests) for gpu in gpus] == [2, 0]
 
 
-def test_each_gpus_threads_make_the_memory_of_its_own_results(plans, sharing, rng, monkeypatch):
+def test_each_gpus_threads_make_the_memory_of_its_own_results(plans, splitting, rng, monkeypatch):
     x, w, bias, y = _arrays(SMALL, rng)
     made = []
 
