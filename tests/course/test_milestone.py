@@ -91,7 +91,7 @@ MODELS_OF_TERMS = pytest.mark.parametrize(
     ("term", "model"), MODELS, ids=lambda value: getattr(value, "name", value)
 )
 # The whole test set takes seconds, by MXNet's own convolution many.
-UP_TO = pytest.mark.parametrize("most", [1000, pytest.param(10000, marks=pytest.mark.slow)])
+UP_TO = pytest.mark.parametrize("most", [100, pytest.param(10000, marks=pytest.mark.slow)])
 
 
 @UP_TO
@@ -105,7 +105,7 @@ def test_correctness_is_what_is_stated(mx, capsys, term, model, most):
             assert capsys.readouterr().out.endswith(correctness), size
 
 
-@pytest.mark.parametrize("most", [100, pytest.param(10000, marks=pytest.mark.slow)])
+@UP_TO
 @MODELS_OF_TERMS
 def test_what_is_stated_is_mxnets_own(mx, capsys, term, model, most):
     if model == "ece408-low":
