@@ -40,7 +40,7 @@ def _check(capsys, count: int, jobs: int) -> None:
 
 
 def test_some_random_graphs(capsys):
-    _check(capsys, 25, 2)
+    _check(capsys, 40, 2)
 
 
 @pytest.mark.slow
