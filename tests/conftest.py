@@ -108,12 +108,13 @@ def _why_no_gpu():
 # Of files that run side by side these are begun first, or a core would have nothing to do while the
 # last of them runs.
 LONGEST = (
-    *("backends/cpu/test_general.py", "lab/test_ranking.py", "lab/test_emulated.py"),
-    *("backends/emulator/test_ladder.py", "lab/test_cheats.py", "lab/test_check.py"),
-    *("backends/cuda/runtime/test_compiler.py", "course/test_team.py", "lab/test_timing.py"),
-    *("cli/test_program.py", "scripts/test_bench.py", "backends/cpu/test_fuzz.py"),
-    *("backends/cuda/test_kernel_files.py", "operator/test_operator_fuzz.py"),
-    *("backends/cpu/test_cpu.py", "backends/cuda/kernels/test_gemm.py", "bench/test_checker.py"),
+    *("lab/test_emulated.py", "backends/cuda/runtime/test_nvcc_compiler.py", "lab/test_check.py"),
+    *("backends/emulator/test_ladder.py", "lab/test_ranking.py", "lab/test_cheats.py"),
+    *("operator/graphs/test_random_graphs.py", "backends/cpu/test_general.py"),
+    *("course/test_workers.py", "lab/test_sandbox.py", "operator/test_operator_fuzz.py"),
+    *("backends/cpu/test_cpu.py", "backends/cpu/test_fuzz.py", "jobs/test_supervisor.py"),
+    *("backends/cuda/test_kernel_files.py", "operator/test_pinned_arrays.py"),
+    *("emulator/test_faults.py", "operator/test_network_cuts.py", "course/test_milestone.py"),
 )
 
 

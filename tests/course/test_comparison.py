@@ -460,6 +460,7 @@ def test_each_size_of_images_is_prepared_once(monkeypatch):
     assert sizes == [("t10k", 70), ("t10k", 28)]
 
 
+@pytest.mark.slow
 def test_compare_for_real(run_ece408, fashion_mnist, tmp_path):
     files = ("--json", str(tmp_path / "runs.json"), "--plot", str(tmp_path / "plot.png"))
     result = run_ece408("compare", "50", "--threads", "1", *files)

@@ -35,6 +35,7 @@ def test_the_network_is_the_courses(mx):
     assert not {"conv1_bias", "conv2_bias"} & set(shapes)
 
 
+@pytest.mark.slow
 def test_stock_mxnet_opens_the_baseline_and_agrees(mx, run_python, rng):
     """Module.load of an MXNet that has never heard of this package, with float16 parameters."""
     prefix = resources.models_dir() / TERM.name / "baseline"

@@ -59,7 +59,7 @@ def in_kept(kept_with_data):
 
 def test_final_runs_the_whole_network(run_here, in_kept):
     """In parts of a batch; a kernel that is asked for computes convolutions alone."""
-    result = run_here("final", "5", "--emulate", "--batch-size", "3", "--term", "2018sp")
+    result = run_here("final", "4", "--emulate", "--batch-size", "3", "--term", "2018sp")
     emulated = r"Op Time: \d+\.\d{6} \(emulated\)\n"
     assert re.fullmatch(LOADING + emulated * 4 + "Correctness: 1.0 Model: ece408\n", result.stdout)
     assert "CUDA kernels run on the CPU, by the emulator" in result.stderr
@@ -94,7 +94,7 @@ MODELS_OF_TERMS = pytest.mark.parametrize(
     ("term", "model"), MODELS, ids=lambda value: getattr(value, "name", value)
 )
 # The whole test set takes seconds, by MXNet's own convolution many.
-UP_TO = pytest.mark.parametrize("most", [1000, pytest.param(10000, marks=pytest.mark.slow)])
+UP_TO = pytest.mark.parametrize("most", [100, pytest.param(10000, marks=pytest.mark.slow)])
 
 
 @UP_TO
@@ -108,7 +108,7 @@ def test_correctness_is_what_is_stated(mx, capsys, term, model, most):
             assert capsys.readouterr().out.endswith(correctness), size
 
 
-@pytest.mark.parametrize("most", [100, pytest.param(10000, marks=pytest.mark.slow)])
+@UP_TO
 @MODELS_OF_TERMS
 def test_what_is_stated_is_mxnets_own(mx, capsys, term, model, most):
     if model == "ece408-low":

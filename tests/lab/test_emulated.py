@@ -440,12 +440,6 @@ def test_a_failed_free_is_a_warning(check):
     ]
 
 
-@pytest.mark.slow
-def test_little_memory_is_enough(check):
-    verdict = check("tiled.cu", TILED, PROBLEMS[:1], memory=3 << 29)
-    assert verdict.is_right, (_failures(verdict), verdict.sanitized)
-
-
 def test_too_little_memory_is_no_fault_of_the_file(check):
     # What the process itself takes is about as much.
     verdict = check("tiled.cu", TILED, PROBLEMS[:1], memory=640 << 20)

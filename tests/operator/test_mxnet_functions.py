@@ -100,6 +100,7 @@ def test_code_that_others_can_have_written_is_not_used(functions, first, kept):
     assert kept().stat().st_mode & 0o777 == 0o600
 
 
+@pytest.mark.slow
 def test_a_cache_that_cannot_be_written_is_done_without(functions_in, first, tmp_path):
     (tmp_path / "cache").write_text("")
     assert functions_in(tmp_path / "cache") == first[1]

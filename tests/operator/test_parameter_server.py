@@ -7,7 +7,6 @@ import sys
 
 import programs
 import pytest
-from cases import first
 
 
 def _run(workers: int, code: str) -> subprocess.CompletedProcess:
@@ -37,12 +36,13 @@ def test_a_worker_that_fails_ends_though_others_wait_for_it():
     assert result.stderr.endswith(last)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("optimizer", "why"),
     [
         # Known to the workers only.
         ("Mine()", "server 0 ended with exit code 1; its last line: AttributeError: Can't get"),
-        *first(0, [("mx.optimizer.SGD(lr_scheduler=print)", "Invalid Parameter format for lrs")]),
+        ("mx.optimizer.SGD(lr_scheduler=print)", "Invalid Parameter format for lrs"),
     ],
 )
 def test_an_optimizer_that_fails_in_a_server_ends_the_job(optimizer, why):

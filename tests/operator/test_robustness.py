@@ -27,6 +27,7 @@ def _status(name):
         return next(int(line.split()[1]) for line in file if line.startswith(f"{name}:"))
 
 
+@pytest.mark.slow
 def test_ten_thousand_calls_without_growth(mx):
     # What once went wrong must not be kept, either.
     symbol = ece408_op.Convolution(mx.sym.Variable("x"), **{**ATTRIBUTES, "kernel": (9, 9)})

@@ -186,11 +186,13 @@ def test_forms_compile_for_the_oldest_and_the_newest_architecture(
 
 def test_which_methods_a_file_defines(write, nvcc, kept):
     """Wherever they are defined: what is included counts, what is a comment does not."""
-    write("included.cuh", CUDA_2020)
+    write(
+        "epilog.cuh", CUDA_2020.replace("void GPUInterface::conv_forward_gpu_pr", "static void pr")
+    )
     prolog = "// GPUInterface::conv_forward_gpu_prolog(), GPUInterface::conv_forward_gpu()"
     texts = {
-        "includes.cu": (f'{prolog}\n#include "included.cuh"\n', True),
         "one-method.cu": (f"{prolog}\n{CUDA_FORMS['one-method.cu']}", False),
+        "includes.cu": (f'{prolog}\n#include "epilog.cuh"\n', True),
     }
     with settings.override(cache=kept):
         for name, (text, copies) in texts.items():

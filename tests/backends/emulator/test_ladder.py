@@ -208,7 +208,8 @@ def test_depthwise_gradients_are_exact_and_have_no_fault(text, rng):
 MANY_IMAGES = ("b264,c3,h7,w6,m10,k3,p1x1", "b290,c2,h20,w9,m9,k5x3,p1x2,d2x1")
 
 
-@pytest.mark.parametrize("text", first(1, MANY_IMAGES))
+@pytest.mark.slow
+@pytest.mark.parametrize("text", MANY_IMAGES)
 def test_gradients_for_images_are_exact_and_have_no_fault(text, rng):
     """Of their few channels, from more planes of dy than a block has at once."""
     assert _check_gradients(ConvProblem.parse(text), rng)[0] == "grouped_backward_data"
