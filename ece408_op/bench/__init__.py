@@ -1,1 +1,1 @@
-"""Checking and timing kernels, the machine's ceilings, and tuning."""
+"""Correctness checks, timing and tuning of kernels, and the machine's ceilings."""

@@ -1,4 +1,4 @@
-"""What the machine itself can do: the ceilings that a benchmark's floors come from."""
+"""Measured ceilings of the machine's arithmetic and memory, from which benchmarks derive floors."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ import numpy as np
 from ..backends.cpu import native
 from ..problem import ConvProblem
 
-# Thousands of rounds of multiply-adds, a millisecond or so: on a busy machine some of many short
-# runs are left alone, and hardly any long one.
+# In thousands: a run takes about a millisecond. On a busy machine some short runs are undisturbed,
+# and hardly any long one.
 _ROUNDS, _SHORT_RUNS = 200, 50
-_FLOATS = 1 << 26  # 256 MiB: no cache holds it
+_FLOATS = 1 << 26  # 256 MiB, larger than any cache
 _REPEAT = 5
 _ALIGNMENT = 64
 
 
 @dataclass(frozen=True)
 class Ceilings:
-    """Multiply-adds in GFLOP/s; stores past the caches and reads in GB/s, on memory touched.
+    """Ceilings: multiply-adds in GFLOP/s; non-temporal stores and reads of touched memory in GB/s.
 
-    `fresh_gbs` are stores into memory that has no pages yet, where the kernel makes and clears
-    them: what an output costs that is written for the first time.
+    `fresh_gbs` is the rate of stores to untouched memory, for which the operating system allocates
+    and clears pages: the first write of an output.
     """
 
     gflops: float
@@ -35,28 +35,30 @@ class Ceilings:
     fresh_gbs: float
 
     def best(self, other: Ceilings) -> Ceilings:
-        """The higher of each, when something disturbed one of two measurements."""
+        """Return the higher of each ceiling, in case something disturbed one of two
+        measurements."""
         pairs = zip(dataclasses.astuple(self), dataclasses.astuple(other))
         return Ceilings(*map(max, pairs))
 
     def compute_ms(self, problem: ConvProblem) -> float:
-        """Milliseconds that the multiply-adds of a problem take at the ceiling."""
+        """Return the milliseconds of a problem's multiply-adds at the ceiling."""
         return problem.flops / self.gflops / 1e6
 
     def memory_ms(self, problem: ConvProblem, fresh: bool = False) -> float:
-        """Milliseconds to read each input and write each output once, on fresh pages or not."""
+        """Return the milliseconds to read each input and write each output once, optionally to
+        untouched pages."""
         written = 4 * int(np.prod(problem.y_shape))
         read = problem.bytes - written
         stores = self.fresh_gbs if fresh else self.store_gbs
         return (written / stores + read / self.read_gbs) / 1e6
 
     def floor_ms(self, problem: ConvProblem, fresh: bool = False) -> float:
-        """The larger of the two: no kernel is faster that does all of the multiply-adds."""
+        """Return the larger of both times, a lower bound for direct convolution."""
         return max(self.compute_ms(problem), self.memory_ms(problem, fresh))
 
 
 def measure(isa: str, threads: int) -> Ceilings:
-    """The best of some runs of each, with one instruction set's vectors."""
+    """Measure each ceiling several times with one instruction set; return the best."""
     library, code = native.library(), native.ISA_CODES[isa]
     memory = np.ones(_FLOATS + _ALIGNMENT, np.float32)
     start = memory.ctypes.data + -memory.ctypes.data % _ALIGNMENT
@@ -81,7 +83,7 @@ def measure(isa: str, threads: int) -> Ceilings:
 
 
 def _fresh_s(code: int, threads: int) -> float:
-    """Seconds to store into memory that has never been touched."""
+    """Return the seconds to store to untouched memory."""
     with mmap.mmap(-1, 4 * _FLOATS) as pages:
         memory = np.frombuffer(pages, np.float32)
         at = memory.ctypes.data

@@ -1,7 +1,7 @@
-"""Whether a CUDA kernel is right: whole numbers, exactly equal, and real ones, closely.
+"""Correctness checks of CUDA kernels: exact on whole numbers, close to float64 on real ones.
 
-Outputs are full of NaN before a kernel runs, or hold what it is to add to, and lie between guard
-zones. They are compared with the `oracle`.
+Before a kernel runs, outputs hold NaN, or the values to add to, between guard zones. Results are
+compared with the `oracle`.
 """
 
 from __future__ import annotations
@@ -29,20 +29,21 @@ ARRAYS = {
     "backward_weight": ("dw", "x", "dy"),
     "backward_bias": ("dbias", "dy"),
 }
-# Largest relative L2 error against float64 on random numbers, by the arrays' type or, for less
-# accurate kernels, by precision.
+# Largest relative L2 error against float64 on random numbers, by dtype or, for less accurate
+# kernels, by precision.
 _LARGEST_ERROR = {"float64": 1e-14, "float32": 1e-6, "tf32": 1e-3, "float16": 2e-3}
-# What a kernel takes that takes strides, padding and dilation.
+# Kernels that accept this problem accept all strides, padding and dilation.
 _STRIDED = ConvProblem.parse("b1,c1,h9,w9,m1,k3x3,s2x2,p1x1,d2x2")
 _GROUPED = ConvProblem.parse("b1,c2,h9,w9,m2,k3x3,g2")
-# A plain float32 sum's, times the square root of its terms, as measured on 25 to 588 of them.
+# Relative error of a plain float32 sum, divided by the square root of its terms; measured for 25 to
+# 588 terms.
 _RUNNING_SUM_ERROR = 1.8e-8
 
 
 @dataclass(frozen=True)
 class Case:
-    """One run of a kernel: the problem, whether it adds to its output, the numbers' seed, and
-    a layout unless it is the kernel's own choice."""
+    """One run of a kernel: the problem, whether it adds to its output, a random seed, and a layout
+    unless the kernel chooses its own."""
 
     kernel: Kernel
     problem: ConvProblem
@@ -52,7 +53,7 @@ class Case:
 
 
 def course_cases(kernel: Kernel, batch: int = 3) -> list[Case]:
-    """The shapes of `bench.shapes` that the kernel does not reject, at a small batch."""
+    """Return cases of the shapes of `bench.shapes` that the kernel accepts, with a small batch."""
     problems = [dataclasses.replace(problem, batch=batch) for problem in SHAPES.values()]
     if kernel.direction == "backward_bias":
         problems = [dataclasses.replace(problem, bias=True) for problem in problems]
@@ -62,7 +63,7 @@ def course_cases(kernel: Kernel, batch: int = 3) -> list[Case]:
 
 
 def random_cases(kernel: Kernel, count: int, seed: int = 408) -> list[Case]:
-    """`count` different problems with odd sizes that the kernel does not reject."""
+    """Return cases of `count` different problems with odd sizes that the kernel accepts."""
     rng = np.random.default_rng(seed)
     cases: dict[ConvProblem, Case] = {}
     while len(cases) < count:
@@ -75,8 +76,8 @@ def random_cases(kernel: Kernel, count: int, seed: int = 408) -> list[Case]:
 
 
 def _random_problem(kernel: Kernel, rng: np.random.Generator) -> ConvProblem | None:
-    """A problem of those that the general kernels take, of those for small groups, or of the
-    ladder's, if it exists."""
+    """Return a random problem of the kernel's kind (general, small groups, or ladder), or `None` if
+    the sizes are invalid."""
     everything = kernel.name.startswith("general")
     windows = everything or kernel.family.why_not(_STRIDED) is None
     grouped = everything or kernel.family.why_not(_GROUPED) is None
@@ -115,15 +116,15 @@ def _random_problem(kernel: Kernel, rng: np.random.Generator) -> ConvProblem | N
 
 
 def largest_integer(kernel: Kernel, problem: ConvProblem) -> int:
-    """Whole numbers up to this in magnitude leave every sum of the kernel exact."""
+    """Return the largest magnitude of whole inputs for which every sum of the kernel is exact."""
     if kernel.precision == "float16":
-        # A channel's taps are summed in half precision, exact up to 2048.
+        # A channel's products are summed in half precision, exact up to 2048.
         return min(8, math.isqrt(2048 // math.prod(problem.kernel)))
     return 8
 
 
 def exact_failure(gpu: Gpu, case: Case, bare: bool = False) -> str | None:
-    """What is wrong with the kernel's result on whole numbers, or `None`.
+    """Return the error in the kernel's result on whole numbers, or `None`.
 
     Raises the errors of compiling, loading and launching.
     """
@@ -137,7 +138,7 @@ def exact_failure(gpu: Gpu, case: Case, bare: bool = False) -> str | None:
 
 
 def relative_error(gpu: Gpu, case: Case) -> float:
-    """The relative L2 error against float64 on normally distributed numbers; may be NaN."""
+    """Return the relative L2 error against float64 on normally distributed numbers; may be NaN."""
     rng = np.random.default_rng(case.seed)
     arrays = {
         name: rng.standard_normal(shape).astype(case.problem.dtype)
@@ -149,7 +150,7 @@ def relative_error(gpu: Gpu, case: Case) -> float:
 
 
 def largest_error(kernel: Kernel, problem: ConvProblem) -> float:
-    """What `relative_error` may be for this kernel: twice a running sum's, where that is more."""
+    """Return the largest `relative_error` allowed for this kernel, at least twice a plain sum's."""
     most = _LARGEST_ERROR[problem.dtype if kernel.float32_accurate else kernel.precision]
     running = _RUNNING_SUM_ERROR * math.sqrt(math.prod(problem.w_shape[1:]))
     return max(most, 2 * running) if problem.dtype == "float32" else most
@@ -172,7 +173,7 @@ def _failure(gpu: Gpu, case: Case, arrays: Arrays, bare: bool) -> str | None:
 
 
 def _shapes(case: Case) -> dict[str, tuple[int, ...]]:
-    """Shapes of the case's arrays, output first."""
+    """Return the shapes of the case's arrays, output first."""
     roles = ARRAYS[case.kernel.direction]
     wanted = [role for role in roles if role != "bias" or case.problem.bias]
     return {role: shape_of(case.problem, role) for role in wanted}
@@ -182,13 +183,13 @@ def _found(gpu: Gpu, case: Case, arrays: Arrays, bare: bool) -> np.ndarray:
     output = ARRAYS[case.kernel.direction][0]
     start = arrays[output] if case.accumulate else np.full_like(arrays[output], np.nan)
     plan = case.kernel.plan(case.problem, gpu.capability, case.accumulate, case.layout)
-    # Kernels take other ways where arrays are not aligned to pairs or fours of elements.
+    # Kernels use narrower accesses if arrays are not aligned to two or four elements.
     offset = case.seed % 4 * arrays[output].itemsize
     return run(gpu, plan, {**arrays, output: start}, output, bare, offset)
 
 
 def _expected(case: Case, arrays: Arrays) -> np.ndarray:
-    """The output in float64."""
+    """Return the expected output in float64."""
     output, *inputs = ARRAYS[case.kernel.direction]
     compute = getattr(oracle, case.kernel.direction)
     found: np.ndarray = compute(case.problem, *(arrays[n] for n in inputs if n in arrays))

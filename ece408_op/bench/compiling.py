@@ -1,4 +1,4 @@
-"""Many plans compiled side by side, before their kernels are run one by one."""
+"""Parallel compilation of many plans, before their kernels run."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ..backends.cuda.runtime.nvcc_compiler import compile_plan
 
 
 def compile_all(gpu: Target, plans: Iterable[Plan]) -> None:
-    """Compile what the plans need on this GPU, on all cores. Raises what `compile_plan` raises."""
+    """Compile the plans for this GPU on all cores. Raises what `compile_plan` raises."""
     wanted = {
         (plan.kernel.source, plan.macros, _architecture(plan, gpu), cache_folder()): None
         for plan in plans

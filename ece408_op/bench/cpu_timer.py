@@ -1,4 +1,4 @@
-"""Times of the CPU kernels beside MXNet's Convolution and PyTorch's, interleaved in one run."""
+"""Timing of the CPU kernels beside MXNet's Convolution and PyTorch's, interleaved in one run."""
 
 from __future__ import annotations
 
@@ -22,20 +22,21 @@ from .peers import process
 _CHECKED_IMAGES = 3
 _REST_S = 0.01
 WARM_UP = 2
-# Relative L2 error against float64 from which a result counts as wrong.
+# Results with a larger relative L2 error against float64 are wrong.
 TOLERANCE = 1e-6
 
 Sample = Callable[[], float]
 
 
 class TorchPeer(process.Peer):
-    """PyTorch in its own process, under a Python that has it; torch_peer.py says what to ask."""
+    """PyTorch in a separate process, under a Python that has it; torch_peer.py documents the
+    requests."""
 
     program = "torch_peer.py"
 
 
 def elapsed_ms(function: Callable[[], object]) -> float:
-    """Milliseconds that a call takes."""
+    """Return the milliseconds of a call."""
     start = time.perf_counter()
     function()
     return 1e3 * (time.perf_counter() - start)
@@ -43,7 +44,7 @@ def elapsed_ms(function: Callable[[], object]) -> float:
 
 @dataclasses.dataclass
 class Bound:
-    """A convolution bound by MXNet with its arrays: outputs are made once and stay."""
+    """A convolution bound by MXNet with its arrays: all calls write the same outputs."""
 
     executor: Any
     dy: Any
@@ -56,7 +57,7 @@ class Bound:
         return elapsed_ms(run)
 
     def forward_with(self, **values: Any) -> Sample:
-        """The forward pass under these settings."""
+        """Return a function that times the forward pass under these settings."""
 
         def sample() -> float:
             with settings.override(**values):
@@ -65,7 +66,7 @@ class Bound:
         return sample
 
     def backward(self) -> float:
-        """Both gradients; the forward pass that MXNet wants before is not timed."""
+        """Time both gradients, without the forward pass that MXNet requires first."""
         self.executor.forward(is_train=True)
         self.executor.outputs[0].wait_to_read()
 
@@ -78,7 +79,7 @@ class Bound:
 
 
 def bind(problem: ConvProblem, x: Any, w: Any, ours: bool, gradients: bool = False) -> Bound:
-    """The operator alone, in an executor, which has no use for guards against blocked layouts."""
+    """Bind the operator alone in an executor, without protection against blocked layouts."""
     mx = load_mxnet()
     data, weight = mx.sym.Variable("x"), mx.sym.Variable("w")
     attributes = {
@@ -102,7 +103,7 @@ def bind(problem: ConvProblem, x: Any, w: Any, ours: bool, gradients: bool = Fal
 
 
 def inputs(problem: ConvProblem) -> tuple[Any, Any]:
-    """Random x and w as NDArrays, in [-0.5, 0.5)."""
+    """Return random x and w as NDArrays, in [-0.5, 0.5)."""
     mx = load_mxnet()
     rng = np.random.default_rng(1)
     return tuple(
@@ -112,9 +113,9 @@ def inputs(problem: ConvProblem) -> tuple[Any, Any]:
 
 
 def check(problem: ConvProblem, x: Any, w: Any, y: Any) -> float:
-    """Relative L2 error of the first, the middle and the last image against float64.
+    """Return the relative L2 error of the first, the middle and the last image against float64.
 
-    Raises `WrongResult` above `TOLERANCE`, or where a sampled output is not finite.
+    Raises `WrongResult` above `TOLERANCE`, or if a sampled output is not finite.
     """
     images = sorted({0, problem.batch // 2, problem.batch - 1})[:_CHECKED_IMAGES]
     few = dataclasses.replace(problem, batch=len(images))
@@ -128,9 +129,9 @@ def check(problem: ConvProblem, x: Any, w: Any, y: Any) -> float:
 
 
 def interleaved(contenders: Mapping[str, Sample], samples: int) -> dict[str, list[float]]:
-    """`samples` times of each contender in ms, one after the other in turn, all warmed up; with a
-    rest before each, in which the last one's threads stop spinning for more work. Every other turn
-    goes backwards, so that nobody always comes after the same one."""
+    """Return `samples` times in ms of each contender, taken in turns after a warm-up. A rest before
+    each lets the previous one's threads stop spinning. Every second turn is in reverse order, so
+    that no contender always follows the same one."""
     times: dict[str, list[float]] = {name: [] for name in contenders}
     for turn in range(-WARM_UP, samples):
         for name, sample in list(contenders.items())[:: -1 if turn % 2 else 1]:
@@ -145,8 +146,8 @@ def interleaved(contenders: Mapping[str, Sample], samples: int) -> dict[str, lis
 def torch_contenders(
     peer: TorchPeer | None, problem: ConvProblem, direction: str
 ) -> Iterator[dict[str, Sample]]:
-    """PyTorch's samples by layout, of `DIRECTIONS` or "backward", both gradients; none without a
-    peer. Its arrays are freed at the end of the `with` block."""
+    """Yield PyTorch's samplers by layout, of `DIRECTIONS` or "backward" (both gradients); none
+    without a peer. Its arrays are freed at the end of the `with` block."""
     if peer is None:
         yield {}
         return
@@ -166,8 +167,9 @@ def torch_contenders(
 def by_isa(
     problem: ConvProblem, isas: tuple[str, ...], torch: TorchPeer | None, samples: int
 ) -> tuple[dict[str, list[float]], dict[str, str]]:
-    """Milliseconds of the forward pass, by the textbook loops ("reference", once), by instruction
-    set, "mxnet" and PyTorch's layouts; and kernels by instruction set, checked (`WrongResult`)."""
+    """Return milliseconds of the forward pass, by the textbook loops ("reference", once),
+    instruction set, "mxnet" and PyTorch's layouts; and the kernels by instruction set. Results are
+    checked (`WrongResult`)."""
     x, w = inputs(problem)
     ours, native = (bind(problem, x, w, ours=own) for own in (True, False))
     contenders = {isa: ours.forward_with(isa=isa) for isa in isas}

@@ -1,4 +1,4 @@
-"""The ladder of CUDA kernels: how they follow from each other, and tables of their times."""
+"""The ladder of CUDA kernels: which kernel each one improves on, and tables of times."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from ..files.resources import kernels_dir
 from .results import Row, median
 
 LADDER = [kernel for kernel in KERNELS if kernel.name[0].isdigit()]
-# The shapes whose steps from kernel to kernel the ladder shows.
+# Shapes for which the ladder shows the gain of each step.
 STEPS = ("fa19_1", "fa19_2")
 
 
 def tables(rows: Sequence[Row]) -> str:
-    """Everything as Markdown: kernels and cuDNN by shape, the ladder's steps, errors."""
+    """Return all tables as Markdown: kernels and cuDNN by shape, the ladder's steps, errors."""
     return "\n\n".join(
         [
             "Median milliseconds, the kernel's own time on the GPU by events:",
@@ -48,15 +48,16 @@ def _cell(row: Row, who: str, errors: bool) -> str:
 
 
 def parent(kernel: Kernel) -> str | None:
-    """The kernel that this one's header says it changes, `None` for the first."""
+    """Return the kernel that this one's header names as its predecessor, or `None` for the
+    first."""
     source = (kernels_dir() / "cuda" / kernel.source).read_text(encoding="utf-8")
     found = re.search(r"^// Changed against (\w+)\.cu", source, re.M)
     return found[1] if found else None
 
 
 def steps(rows: Sequence[Row], shape: str) -> dict[str, tuple[float, float | None]]:
-    """By kernel of the ladder: milliseconds, and how many times faster than its parent (`None`
-    where that has no time)."""
+    """Return by kernel of the ladder its milliseconds, and its speed-up over its parent (`None` if
+    the parent has no time)."""
     found: dict[str, tuple[float, float | None]] = {}
     for row in (each for each in rows if each["case"] == shape):
         for kernel in LADDER:
@@ -67,7 +68,7 @@ def steps(rows: Sequence[Row], shape: str) -> dict[str, tuple[float, float | Non
 
 
 def tree() -> str:
-    """The ladder as text: each kernel below its parent, chains in one line."""
+    """Return the ladder as text: each kernel below its parent, chains in one line."""
     below: dict[str | None, list[str]] = {}
     for kernel in LADDER:
         below.setdefault(parent(kernel), []).append(kernel.name)
@@ -87,7 +88,7 @@ def tree() -> str:
 
 
 def ladder(rows: Sequence[Row]) -> str:
-    """The ladder's kernels with what each does, its times and its steps, as Markdown."""
+    """Return the ladder's kernels with descriptions, times and steps, as Markdown."""
     by_shape = {shape: steps(rows, shape) for shape in STEPS}
     head = ["kernel", "idea", "precision"]
     for shape in STEPS:
@@ -103,7 +104,7 @@ def ladder(rows: Sequence[Row]) -> str:
 
 
 def measured(rows: Sequence[Row], kernel: str) -> str:
-    """A kernel's measured effect in words, for its header."""
+    """Return a kernel's measured effect in words, for its header."""
     parts = []
     for row in (each for each in rows if each["case"] in STEPS):
         ms, factor = steps(rows, row["case"]).get(kernel, (median(row, kernel), None))

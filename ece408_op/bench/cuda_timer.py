@@ -1,4 +1,4 @@
-"""Times of the CUDA kernels on the GPU, measured by events, their results checked around it."""
+"""Timing of the CUDA kernels on the GPU by events, with checks of results before and after."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ from . import oracle
 from .checker import ARRAYS, largest_error
 
 _WARM_UP = 3
-# Before what is timed: the host takes some 20 microseconds from one launch to the next.
+# Delay before the timed launch: the host takes about 20 microseconds between launches.
 _PAUSE_US = 200
 _CHECKED_IMAGES = 8
-# Multiply-adds of images that the reference takes a second or so for.
+# Multiply-adds of the checked images: about a second of the reference.
 _CHECKED_PRODUCTS = 4e9
 # Bytes of fresh random numbers; larger arrays repeat them.
 _RANDOM_BYTES = 1 << 28
@@ -43,7 +43,7 @@ _COUNT = Code(
 class Timing:
     """Milliseconds of each timed run, and the larger of the relative L2 errors before and after.
 
-    `failure` says what was wrong with the results, if anything.
+    `failure` says how the results were wrong, or is `None`.
     """
 
     samples_ms: list[float]
@@ -56,11 +56,10 @@ class Timing:
 
 
 class Bench:
-    """One direction's arrays on the GPU, the inputs filled with uniformly distributed numbers in
-    +-0.5.
+    """One direction's arrays on the GPU, with uniformly distributed inputs in +-0.5.
 
-    Results over a batch are checked on some images with the oracle, gradients for w with the
-    strict kernel. To be used inside `bench`, with the GPU's context current.
+    The oracle checks some images of results per image; the strict kernel checks gradients for w.
+    Use it within `bench`, with the GPU's context current.
     """
 
     def __init__(
@@ -81,7 +80,7 @@ class Bench:
             self._expected = self._strictly()
 
     def time(self, kernel: Kernel, samples: int, plan: Plan | None = None) -> Timing:
-        """`samples` timed runs of a kernel, by its own plan unless another is given.
+        """Time `samples` runs of a kernel, by its own plan unless another is given.
 
         Raises the errors of compiling, loading and launching.
         """
@@ -93,13 +92,13 @@ class Bench:
             times = [self._timed(loaded, pointers, lane) for _ in range(_WARM_UP + samples)]
             after = self._checked(loaded, pointers, lane)
         error, failure = max(before[0], after[0]), before[1] or after[1]
-        # A NaN is not at most anything.
+        # This comparison also rejects NaN.
         if failure is None and not error <= largest_error(kernel, self.problem):
             failure = f"the relative L2 error is {error:.1e}"
         return Timing([1e3 * seconds for seconds in times[_WARM_UP:]], error, failure)
 
     def launch(self, loaded: launcher.LoadedPlan) -> None:
-        """One run, waited for."""
+        """Run once and wait."""
         with loaded.lock, self.gpu.lane(loaded.plan.workspace_bytes) as lane:
             self._once(loaded, {**self._pointers, "workspace": lane.device}, lane)
 
@@ -108,7 +107,7 @@ class Bench:
         lane.wait()
 
     def _timed(self, loaded: Any, pointers: dict[str, int], lane: Lane) -> float:
-        """The seconds that one run takes on the GPU."""
+        """Return the seconds that one run takes on the GPU."""
         lane.launch(self._pause, {})
         lane.mark(BEGIN)
         lane.launch(loaded, pointers)
@@ -119,7 +118,7 @@ class Bench:
     def _checked(
         self, loaded: Any, pointers: dict[str, int], lane: Lane
     ) -> tuple[float, str | None]:
-        """The error of a run onto NaN, and what is wrong with it."""
+        """Return the error of a run onto NaN, and its failure or `None`."""
         elements = math.prod(shape_of(self.problem, self._output))
         self.gpu.cuda.memset_d32(pointers[self._output], _NAN, elements)
         self._once(loaded, pointers, lane)
@@ -140,7 +139,7 @@ class Bench:
         return int(count[0])
 
     def _some_images(self, rng: np.random.Generator) -> list[int]:
-        """Numbers of images to check: the first, the last and some between."""
+        """Return the numbers of the images to check: the first, the last and some between."""
         problem = self.problem
         products = math.prod(problem.y_shape[1:]) * math.prod(problem.w_shape[1:])
         count = max(1, min(_CHECKED_IMAGES, int(_CHECKED_PRODUCTS / products)))
@@ -149,8 +148,8 @@ class Bench:
         return sorted({0, *rng.integers(problem.batch, size=count - 2), problem.batch - 1})
 
     def _fill(self, role: str, rng: np.random.Generator) -> np.ndarray:
-        """Write an input block by block; returns the images to check of what is over the batch,
-        or all of it."""
+        """Write an input block by block; return the images to check if it has a batch, else all of
+        it."""
         shape = shape_of(self.problem, role)
         wanted = self._images if role in OVER_BATCH else range(shape[0])
         row_bytes = 4 * math.prod(shape[1:])
@@ -163,7 +162,7 @@ class Bench:
         return numbers[[index % fresh for index in wanted]]
 
     def _read(self) -> np.ndarray:
-        """The images to check, or all of what is not over the batch."""
+        """Read the images to check if the array has a batch, else all of it."""
         shape = shape_of(self.problem, self._output)
         if self._output not in OVER_BATCH:
             everything = np.empty(shape, np.float32)
@@ -176,26 +175,26 @@ class Bench:
         return images
 
     def _strictly(self) -> np.ndarray:
-        """The result by the strict kernel."""
+        """Return the result of the strict kernel."""
         self.launch(launcher.load(self.gpu, strict_plan(self.gpu, self.problem, self._direction)))
         return self._read().astype(np.float64)
 
 
 def strict_plan(gpu: Target, problem: ConvProblem, direction: str) -> Plan:
-    """What gradients for w are checked with."""
+    """Return the plan that checks gradients for w."""
     kernel = catalog.default(problem, direction, gpu.capability, "strict")
     return kernel.plan(problem, gpu.capability, False)
 
 
 def roles(direction: str) -> list[str]:
-    """The arrays of a direction, the output first, without a bias."""
+    """Return the arrays of a direction, the output first, without a bias."""
     return [role for role in ARRAYS[direction] if role != "bias"]
 
 
 @contextlib.contextmanager
 def bench(gpu: Gpu, problem: ConvProblem, direction: str = "forward") -> Iterator[Bench]:
-    """A `Bench` for a direction, "forward", "backward_data" or "backward_weight", of a float32
-    problem without bias. Raises `NotEnoughMemory`."""
+    """Yield a `Bench` for a direction, "forward", "backward_data" or "backward_weight", of a
+    float32 problem without bias. Raises `NotEnoughMemory`."""
     sizes = {role: math.prod(shape_of(problem, role)) for role in roles(direction)}
     with gpu.active(), contextlib.ExitStack() as lanes:
         pointers = {

@@ -1,4 +1,4 @@
-"""Runs a plan of a CUDA kernel on NumPy arrays, with everything around them guarded."""
+"""Running a CUDA kernel's plan on NumPy arrays between guard zones."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from ..backends.cuda.runtime import launcher
 from ..backends.cuda.runtime.device import Gpu
 
 _GUARD_BYTES = 512
-_POISON = 0xFF  # NaN in every type
+_POISON = 0xFF  # NaN in every dtype
 
 
 class StrayWrite(Exception):
-    """A kernel wrote beside its output: into an input, or outside the arrays."""
+    """A kernel wrote outside its output: to an input, or outside the arrays."""
 
 
 def run(
@@ -27,14 +27,14 @@ def run(
     bare: bool = False,
     offset: int = 8,
 ) -> np.ndarray:
-    """What the plan makes of the array `output`, whose contents it starts from.
+    """Run the plan and return the array `output`, whose given contents are its initial ones.
 
-    Every array lies on the GPU between guard zones, `offset` bytes behind an aligned address, and
-    the workspace is full of NaN. With `bare` each is an allocation of its own instead, and the
-    workspace is left as it is allocated, for tools that watch accesses themselves.
+    Every array is on the GPU between guard zones, `offset` bytes after an aligned address, and the
+    workspace holds NaN. With `bare` each is a separate allocation and the workspace is
+    uninitialised, for tools that watch accesses.
 
-    Raises `StrayWrite` when a guard zone or an input has changed afterwards, and the errors of
-    compiling, loading and launching.
+    Raises `StrayWrite` when a guard zone or an input has changed, and the errors of compiling,
+    loading and launching.
     """
     sizes = {name: array.nbytes for name, array in arrays.items()}
     if plan.workspace_bytes:
@@ -53,7 +53,7 @@ def run(
 def _read(
     gpu: Gpu, pointers: Mapping[str, int], arrays: Mapping[str, np.ndarray], output: str
 ) -> np.ndarray:
-    """The output; everything else must be as it was."""
+    """Return the output; raise `StrayWrite` if anything else has changed."""
     for name, array in arrays.items():
         found = np.empty_like(array)
         gpu.cuda.memcpy_dtoh(found, pointers[name])
@@ -76,10 +76,11 @@ def _separate(gpu: Gpu, sizes: Mapping[str, int]) -> Iterator[dict[str, int]]:
 
 @contextlib.contextmanager
 def _guarded(gpu: Gpu, sizes: Mapping[str, int], offset: int) -> Iterator[dict[str, int]]:
-    """Addresses in one block of poison, each a guard zone and `offset` bytes off an aligned one."""
+    """Return addresses in one poisoned block, each after a guard zone and `offset` bytes after an
+    aligned one."""
     offsets, end = {}, _GUARD_BYTES
     for name, size in sizes.items():
-        # The workspace is the package's own and aligned; what a user gives need not be.
+        # The package allocates the workspace, aligned; users' arrays may be unaligned.
         offsets[name] = end if name == "workspace" else end + offset
         end += (size // _GUARD_BYTES + 3) * _GUARD_BYTES
     with gpu.lane(end) as lane:

@@ -1,8 +1,8 @@
-"""What every result is compared with: convolutions and gradients in float64, in NumPy.
+"""Reference convolutions and gradients in float64, in NumPy.
 
-Independent of the compiled kernels. It goes tap by tap and never multiplies padding, so that
-infinities and NaN among the inputs show just where the textbook loop has them. Each function takes
-arrays of any type, in the problem's shapes, and returns a new one in float64.
+Independent of the compiled kernels. They loop over taps and never multiply padding, so that
+infinities and NaN among the inputs appear exactly where the textbook loop puts them. Each function
+takes arrays of any dtype in the problem's shapes and returns a new float64 array.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from ..problem import ConvProblem
 def forward(
     problem: ConvProblem, x: np.ndarray, w: np.ndarray, bias: np.ndarray | None = None
 ) -> np.ndarray:
-    """y."""
+    """Compute y."""
     taps, x = _taps(problem, w), _grouped(problem, x)
     y = _grouped(problem, np.zeros(problem.y_shape))
     with np.errstate(invalid="ignore"):
@@ -29,7 +29,7 @@ def forward(
 
 
 def backward_data(problem: ConvProblem, w: np.ndarray, dy: np.ndarray) -> np.ndarray:
-    """dx."""
+    """Compute dx."""
     taps, dy = _taps(problem, w).swapaxes(-1, -2), _grouped(problem, dy)
     dx = _grouped(problem, np.zeros(problem.x_shape))
     with np.errstate(invalid="ignore"):
@@ -39,7 +39,7 @@ def backward_data(problem: ConvProblem, w: np.ndarray, dy: np.ndarray) -> np.nda
 
 
 def backward_weight(problem: ConvProblem, x: np.ndarray, dy: np.ndarray) -> np.ndarray:
-    """dw."""
+    """Compute dw."""
     x, dy = _grouped(problem, x), _grouped(problem, dy)
     dw = np.zeros((problem.groups, problem.filters // problem.groups, *problem.w_shape[1:]))
     with np.errstate(invalid="ignore"):
@@ -50,7 +50,7 @@ def backward_weight(problem: ConvProblem, x: np.ndarray, dy: np.ndarray) -> np.n
 
 
 def backward_bias(problem: ConvProblem, dy: np.ndarray) -> np.ndarray:
-    """dbias."""
+    """Compute dbias."""
     with np.errstate(invalid="ignore"):
         return dy.sum(axis=(0, 2, 3), dtype=np.float64)
 
@@ -58,7 +58,7 @@ def backward_bias(problem: ConvProblem, dy: np.ndarray) -> np.ndarray:
 def every_direction(
     problem: ConvProblem, x: np.ndarray, w: np.ndarray, bias: np.ndarray | None, dy: np.ndarray
 ) -> dict[str, np.ndarray]:
-    """All four results by the function that gives them."""
+    """Return all four results by the name of their function."""
     return {
         "forward": forward(problem, x, w, bias),
         "backward_data": backward_data(problem, w, dy),
@@ -68,27 +68,30 @@ def every_direction(
 
 
 def _grouped(problem: ConvProblem, images: np.ndarray) -> np.ndarray:
-    """Images in float64 with an axis for groups: batch, group, channel of it, row, column."""
+    """Return images in float64 with an axis for groups: batch, group, channel in it, row,
+    column."""
     batch, planes, *plane = images.shape
     wide = images.astype(np.float64)
     return wide.reshape(batch, problem.groups, planes // problem.groups, *plane)
 
 
 def _taps(problem: ConvProblem, w: np.ndarray) -> np.ndarray:
-    """Weights in float64: row and column of the kernel, group, filter of it, channel of it."""
+    """Return weights in float64: row and column of the kernel, group, filter in it, channel in
+    it."""
     grouped = w.reshape(problem.groups, -1, *w.shape[1:]).astype(np.float64)
     return np.ascontiguousarray(grouped.transpose(3, 4, 0, 1, 2))
 
 
 def _product(matrices: np.ndarray, images: np.ndarray) -> np.ndarray:
-    """Each group's matrix times its pixels."""
+    """Multiply each group's matrix by its pixels."""
     batch, groups, planes, *plane = images.shape
     product = matrices @ images.reshape(batch, groups, planes, -1)
     return product.reshape(*product.shape[:3], *plane)
 
 
 def windows(problem: ConvProblem) -> Iterator[tuple[tuple[int, ...], tuple, tuple]]:
-    """Every tap (p, q) with the pixels of x it meets and those of y it adds to, as indices."""
+    """Yield every tap (p, q) with the indices of the pixels of x that it reads and of y that it
+    adds to."""
     for tap in np.ndindex(*problem.kernel):
         of_x: list[slice] = []
         of_y: list[slice] = []

@@ -1,9 +1,9 @@
-"""What is measured, in one form: rows as JSON, and a table of them to read.
+"""Measurements in one format: rows as JSON, and as a Markdown table.
 
-A row has a "case", maybe a "batch" and a "direction", and "ms", a summary by who computed: "ours",
-a kernel of ours by its name, or a peer, whose name begins with one of `PEERS`. "errors" and
-"failures" are by who as well; "failure" says that nothing was measured. What else a row has are
-figures and words about it.
+A row has a "case", optionally a "batch" and a "direction", and "ms", a summary by contender:
+"ours", one of our kernels by name, or a peer, whose name begins with one of `PEERS`. "errors" and
+"failures" are by contender as well; "failure" says why nothing was measured. Other entries of a row
+are figures and words about it.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from ..operator.environment import machine
 
 OURS = "ours"
 PEERS = ("mxnet", "torch", "cudnn", "onnxruntime", "openvino")
-# Words in a peer's name that do not make it another peer: its better layout counts.
+# Words that do not distinguish peers: the better layout of a peer counts.
 _ALIKE = ("NCHW", "NHWC", "float32")
 _NOT_FIGURES = ("case", "batch", "direction", "ms", "errors", "failures", "failure")
 
@@ -34,22 +34,21 @@ Row = dict[str, Any]
 
 
 def summary(samples: Sequence[float]) -> dict[str, float]:
-    """The median and the smallest, to six digits, and how many there are. `samples` must not be
-    empty."""
+    """Return the median and the minimum, to six digits, and the number of samples, at least one."""
     figures = {"median": statistics.median(samples), "min": min(samples)}
     return {name: float(f"{each:.6g}") for name, each in figures.items()} | {"n": len(samples)}
 
 
 def show(prefix: Path | None, title: str, text: str, content: dict[str, Any]) -> None:
-    """Print the text and, where a prefix is given, `write`."""
+    """Print the text and, if a prefix is given, `write`."""
     print(text)
     if prefix is not None:
         write(prefix, title, text, content)
 
 
 def write(prefix: Path, title: str, text: str, content: dict[str, Any]) -> None:
-    """Write PREFIX.md and PREFIX.json, with the command of this process, date, machine and
-    versions. Raises `CacheUnwritable` where that cannot be."""
+    """Write PREFIX.md and PREFIX.json, with this process's command, date, machine and versions.
+    Raises `CacheUnwritable` if that fails."""
     date = datetime.datetime.now().astimezone().isoformat(timespec="seconds")
     command, about = _command(), machine()
     header = ", ".join(f"{key} {_plain(value)}" for key, value in about.items())
@@ -61,8 +60,7 @@ def write(prefix: Path, title: str, text: str, content: dict[str, Any]) -> None:
 
 
 def _command() -> str:
-    """What this process was called with; of paths from the root, which are this machine's own, the
-    last part."""
+    """Return this process's command line; absolute paths are cut to their last part."""
     return shlex.join(Path(each).name if each.startswith("/") else each for each in sys.argv)
 
 
@@ -71,7 +69,7 @@ def _plain(value: Any) -> str:
 
 
 def load(path: Path) -> dict[str, Any]:
-    """What `write` wrote as JSON, with rows; {} if there is no file. Raises `InvalidSetting`."""
+    """Return a JSON file of `write`, with rows; {} if it is missing. Raises `InvalidSetting`."""
     if not path.is_file():
         return {}
     try:
@@ -83,13 +81,13 @@ def load(path: Path) -> dict[str, Any]:
 
 
 def median(row: Row, who: str) -> float | None:
-    """In milliseconds; `None` where there is none or it failed."""
+    """Return the median in milliseconds; `None` if it is missing or failed."""
     failed = who in row.get("failures", ())
     return None if failed or who not in row["ms"] else row["ms"][who]["median"]
 
 
 def peers(row: Row) -> dict[str, float]:
-    """By peer the median of its better layout, those of less than float32 by themselves."""
+    """Return by peer the median of its better layout, less accurate precisions separately."""
     found: dict[str, float] = {}
     for who in row["ms"]:
         name = " ".join(word for word in who.split() if word not in _ALIKE)
@@ -104,8 +102,8 @@ def _is_peer(who: str) -> bool:
 
 
 def table(rows: Sequence[Row]) -> str:
-    """Everything in Markdown: a table for each direction and batch with its geometric means, and
-    what failed."""
+    """Return all rows in Markdown: a table for each direction and batch with geometric means, and
+    the failures."""
     groups: dict[tuple[Any, Any], list[Row]] = {}
     for row in rows:
         if row.get("ms"):
@@ -120,7 +118,7 @@ def table(rows: Sequence[Row]) -> str:
 
 
 def failures(rows: Sequence[Row]) -> list[str]:
-    """A line for each thing that failed."""
+    """Return a line for each failure."""
     found = []
     for row in rows:
         batch = f", batch {row['batch']}" if "batch" in row else ""
@@ -169,22 +167,23 @@ def _cell(value: Any) -> str:
 
 
 def _means(rows: Sequence[Row]) -> list[str]:
-    """How ours compares in all of the rows, with each peer and with the fastest of ours."""
+    """Return the geometric means of our speed relative to each peer and to the fastest of our
+    kernels."""
     factors: dict[str, list[float]] = {}
-    shares = []
+    speeds = []
     for row in rows:
         ours = median(row, OURS)
         if ours:
             for name, ms in peers(row).items():
                 factors.setdefault(name, []).append(ms / ours)
             own = [ms["median"] for who, ms in row["ms"].items() if not _is_peer(who)]
-            shares.append(min(own) / ours)
+            speeds.append(min(own) / ours)
     lines = [
         f"{name} / ours: {statistics.geometric_mean(each):.2f} in the geometric mean, at least "
         f"{min(each):.2f}, below 1 in {sum(factor < 1 for factor in each)} of {len(each)}."
         for name, each in factors.items()
     ]
-    if any(share < 1 for share in shares):
-        mean = statistics.geometric_mean(shares)
+    if any(speed < 1 for speed in speeds):
+        mean = statistics.geometric_mean(speeds)
         lines.append(f"Ours has {mean:.2f} of the speed of the fastest of ours.")
     return ["\n".join(lines)] if lines else []

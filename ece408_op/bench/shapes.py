@@ -1,8 +1,8 @@
-"""The convolutions this package is made for, by name: what the benchmarks measure.
+"""The convolutions that the benchmarks measure, by name.
 
-A name is the course's term and the layer; k7_1 and k7_2 are the default term's layers with a
-kernel of 7. Every one has stride 1, no padding and no bias. `LATER` are those of the course from
-2020 on, of which kernel files are the only users.
+A name is the course's term and the layer; k7_1 and k7_2 are the default term's layers with a kernel
+of 7. All have stride 1, no padding and no bias. `LATER` are the course's since 2020, used only by
+kernel files.
 """
 
 from __future__ import annotations
@@ -38,17 +38,17 @@ def _problems(sizes: dict[str, tuple[int, int, int, int]]) -> dict[str, ConvProb
 
 
 SHAPES, LATER = _problems(_SIZES), _problems(_LATER_SIZES)
-# Of a term called 2019fa the layers are called fa19_1 and so on; k7_1 is of none.
+# The layers of term 2019fa are called fa19_1 and so on; k7_1 belongs to no term.
 TERMS: dict[str, dict[str, ConvProblem]] = {}
 for _name, _problem in {**SHAPES, **LATER}.items():
     if _name[:2] in ("fa", "sp"):
         TERMS.setdefault(f"20{_name[2:4]}{_name[:2]}", {})[_name] = _problem
-# Whose layers are those of all later ones.
+# The first of the later terms; all have the same layers.
 LAST = "2020fa"
 
 
 def of_term(term: str) -> dict[str, ConvProblem]:
-    """A term's layers by name. Raises `UnknownModel`."""
+    """Return a term's layers by name. Raises `UnknownModel`."""
     is_later = re.fullmatch(r"20[2-9]\d(fa|sp)", term) and (term[:4], term[4:]) > ("2020", "sp")
     found = TERMS.get(LAST if is_later else term)
     if found is None:
@@ -59,17 +59,17 @@ def of_term(term: str) -> dict[str, ConvProblem]:
 
 
 def called(problem: ConvProblem) -> str:
-    """The name of a shape at any batch; of another problem its one-line form."""
+    """Return the name of a shape, whatever its batch, or another problem's one-line form."""
     at_batch = dataclasses.replace(problem, batch=BATCH)
     named = (name for name, each in {**SHAPES, **LATER}.items() if each == at_batch)
     return next(named, str(problem))
 
 
 def find(text: str, batch: int | None = None) -> ConvProblem:
-    """The shape of a name in `SHAPES` or `LATER`, or a problem in its one-line form, at another
-    batch.
+    """Return the shape of a name in `SHAPES` or `LATER`, or of a problem in one-line form, with
+    this batch.
 
-    Raises `InvalidProblem` for what is neither.
+    Raises `InvalidProblem` for any other text.
     """
     try:
         problem = SHAPES.get(text) or LATER.get(text) or ConvProblem.parse(text)

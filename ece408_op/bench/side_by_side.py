@@ -1,4 +1,4 @@
-"""Tuning on several GPUs of one kind: on each a process takes one task after the other."""
+"""Parallel tuning on several GPUs of one kind: a process for each GPU takes the next task."""
 
 from __future__ import annotations
 
@@ -35,10 +35,10 @@ def check_alike(gpus: Sequence[int]) -> None:
 
 
 def tune_all(gpus: Sequence[int], asked: Iterable[Asked]) -> Iterator[tuple[Task, Answer]]:
-    """What comes of the tasks for some precisions, as it comes, each run by the GPU that is free
-    first: what `tuner.tune` returns, or the error that it raises.
+    """Run each task on the first free GPU; yield its result, of `tuner.tune`, or its error, as it
+    arrives.
 
-    Raises `GpuFailed` when a process dies. However this ends, so do the processes.
+    Raises `GpuFailed` when a process dies. The processes end with the generator.
     """
     left = iter(asked)
     with contextlib.ExitStack() as stack:
@@ -55,12 +55,12 @@ def tune_all(gpus: Sequence[int], asked: Iterable[Asked]) -> Iterator[tuple[Task
                 task = busy.pop(each)
                 try:
                     answer = each.recv()
-                except (EOFError, ConnectionResetError):  # reset: with its task unread
+                except (EOFError, ConnectionResetError):  # a reset: its task is unread
                     raise GpuFailed(
                         f"the process of GPU {places[each]} ended while it tuned {task}; "
                         f"see what happens with --gpu {places[each]} alone"
                     ) from None
-                # It goes on while the results are looked at.
+                # The GPU continues while the caller looks at results.
                 following = next(left, None)
                 if following is not None:
                     each.send(following)
@@ -69,7 +69,7 @@ def tune_all(gpus: Sequence[int], asked: Iterable[Asked]) -> Iterator[tuple[Task
 
 
 def _start(gpu: int, theirs: Connection) -> Callable[[], object]:
-    """Start the process of a GPU; returns what ends it."""
+    """Start the process of a GPU; return a function that ends it."""
     process = _CONTEXT.Process(target=_serve_alone, args=(gpu, theirs), daemon=True)
     process.start()
     theirs.close()
@@ -82,14 +82,14 @@ def _start(gpu: int, theirs: Connection) -> Callable[[], object]:
 
 
 def _serve_alone(gpu: int, theirs: Connection) -> None:
-    # Whoever started this process ends it.
+    # The parent process ends this one.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     with contextlib.suppress(EOFError):
         serve(gpu, theirs)
 
 
 def serve(gpu: int, tasks: Any) -> None:
-    """Answer tasks with what comes of them, or with the error, for ever."""
+    """Answer tasks with their results or errors, forever."""
     while True:
         task, precisions = tasks.recv()
         try:

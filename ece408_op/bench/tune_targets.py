@@ -1,5 +1,5 @@
-"""What `ece408 tune` can be told to tune for: terms, shapes, problems, checkpoints and networks of
-MXNet's model zoo."""
+"""Targets of `ece408 tune`: terms, shapes, problems, checkpoints and networks of MXNet's model
+zoo."""
 
 from __future__ import annotations
 
@@ -32,23 +32,22 @@ ZOO = {
     "vgg11": 224,
 }
 _ALL = "zoo"
-# Staged calls cut a batch into chunks of about this many images.
+# Staged calls split a batch into chunks of about this many images.
 _CHUNK = 100
 
 
 def problems(
     names: Iterable[str], batches: Sequence[int] = (), image: str | None = None
 ) -> list[ConvProblem]:
-    """The convolutions that the names stand for, each once, at each of the batches.
+    """Return the distinct convolutions of these names, at each of the batches.
 
     A name is a term's, a shape's in `bench.shapes`, a problem such as `b100,c12,h33,w33,m24,k5`, a
-    network's in `ZOO`, `zoo` for all of these and the course's terms, or the prefix of a checkpoint
-    or the path of its symbol file, for which `image` gives channels, height and width, such as
-    `3x224x224`. Without `batches` a problem has its own, and the others
-    get the course's 10000 and what a staged call makes of it.
+    network's in `ZOO`, `zoo` for all networks and terms, or a checkpoint's prefix or symbol file,
+    for which `image` gives channels, height and width, such as `3x224x224`. Without `batches` a
+    problem keeps its own, and the others get the course's 10000 and the chunk of a staged call.
 
-    Raises `InvalidSetting` for a name that is none of these or an image of another form,
-    `InvalidSize` for a batch, `InvalidProblem`, and the errors of reading a checkpoint.
+    Raises `InvalidSetting` for an unknown name or an invalid image, `InvalidSize` for a batch,
+    `InvalidProblem`, and the errors of reading a checkpoint.
     """
     for batch in batches:
         if batch < 1:
@@ -63,7 +62,7 @@ def problems(
 
 
 def layers(name: str, image: str | None = None) -> list[ConvProblem]:
-    """The convolutions that a name stands for, as often as they are there. Raises as `problems`."""
+    """Return all convolutions of a name, repeated ones too. Raises as `problems`."""
     if name in course_terms.TERMS:
         term = course_terms.TERMS[name]
         return convolutions(course_terms.network(term), (1, term.image_size, term.image_size))
@@ -99,10 +98,10 @@ def image_of(text: str | None, name: str) -> tuple[int, ...]:
 
 
 def convolutions(symbol: Any, image: tuple[int, ...]) -> list[ConvProblem]:
-    """The convolutions of a network, ours and MXNet's own, for a batch of 1 of such images.
+    """Return the convolutions of a network, ours and MXNet's own, for a batch of 1 of such images.
 
-    Its input is called data. Convolutions of three dimensions are left out. Raises
-    `CheckpointMismatch` when the network does not take such images.
+    Its input is called data. Three-dimensional convolutions are omitted. Raises
+    `CheckpointMismatch` when the network does not accept such images.
     """
     internals = symbol.get_internals()
     try:
@@ -129,7 +128,7 @@ def convolutions(symbol: Any, image: tuple[int, ...]) -> list[ConvProblem]:
 
 
 def _shape(by_name: dict[str, Any], node: dict[str, Any], output: int) -> tuple[int, ...]:
-    """The shape of one output of a node."""
+    """Return the shape of one output of a node."""
     name = node["name"]
     names = [name] if node["op"] == "null" else [f"{name}_output", f"{name}_output{output}"]
     shape = next((by_name[each] for each in names if each in by_name), ())

@@ -1,5 +1,5 @@
-"""Measures which kernel, with which tiles, is the best for a problem; `backends.cuda.tuned` keeps
-what comes of it."""
+"""Search for the fastest kernel and tiles of a problem; `backends.cuda.tuned` stores the
+results."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from ..problem import PRECISIONS, ConvProblem
 from .compiling import compile_all
 from .cuda_timer import Bench, Timing, bench, strict_plan
 
-# A kernel that is slower than the best by this factor with its own tiles is not tried with others.
+# A kernel's other tiles are not tried if its own choice is slower than the best by this factor.
 _WORTH_ALL_TILES = 2.0
-# Every candidate is timed a little, and then those that are this close to the best at length.
+# Every candidate is timed briefly; candidates this close to the best are timed again at length.
 _FIRST_SAMPLES = 3
 _FINAL_SAMPLES = 20
 _CLOSE = 1.25
 _MOST_FINALISTS = 8
-# Tiles of a kernel that are candidates where there is little time.
+# Number of a kernel's tiles to try in a quick search.
 _QUICK_TILES = 6
 
 _Layouts = TypeVar("_Layouts")
@@ -41,7 +41,7 @@ class Candidate:
     timing: Timing
 
     def document(self) -> dict[str, Any]:
-        """For JSON."""
+        """Return a dict for JSON."""
         timing = {"ms": self.timing.median_ms, "error": self.timing.error}
         return {
             "kernel": self.choice.kernel.name,
@@ -54,9 +54,9 @@ class Candidate:
 
 @dataclass(frozen=True)
 class Task:
-    """What to find the best of: a direction of a float32 problem, by any kernel, or by the one of
-    the name or file `kernel`; `quick`: by those that could be a default, with the few tiles that
-    should be best."""
+    """A search: a direction of a float32 problem, among all kernels, or with only the kernel of the
+    name or file `kernel`; `quick` limits it to possible default kernels and their few most
+    promising tiles."""
 
     problem: ConvProblem
     direction: str = "forward"
@@ -65,7 +65,7 @@ class Task:
 
     @property
     def only(self) -> Kernel | None:
-        """The one kernel to measure, if it is not to be any."""
+        """The one kernel to measure, or `None` for all."""
         return None if self.kernel is None else work.forward_kernel(self.kernel)
 
     def __str__(self) -> str:
@@ -74,9 +74,9 @@ class Task:
 
 
 def candidates(task: Task, gpu: Target, precision: str) -> list[Choice]:
-    """Every kernel for the direction that can compute the problem and is at least as exact as
-    `precision`, with its own choice of a layout and then with each of the others. Strict ones are
-    the slower ones of general ones, and are left out where less will do."""
+    """Return every kernel of the direction that can compute the problem and is at least as exact as
+    `precision`, with its own choice of a layout and then with each other one. Strict kernels are
+    slower variants of general ones, so they are omitted unless `precision` is strict."""
     found: dict[Kernel, Sequence[Layout]] = {}
     for kernel in (task.only,) if task.only else catalog.KERNELS:
         wanted = kernel.direction == task.direction
@@ -95,15 +95,15 @@ def candidates(task: Task, gpu: Target, precision: str) -> list[Choice]:
 
 
 def _first_ranked(found: Mapping[Kernel, _Layouts]) -> dict[Kernel, _Layouts]:
-    """Without those ranked behind all kernels that are for this very GPU: they are for others."""
+    """Omit kernels ranked behind all kernels of this architecture: they serve other GPUs."""
     of_gpu = [each for each in found if all(name.endswith("a") for name in each.architectures)]
     last = max((each.rank or 0 for each in of_gpu), default=math.inf)
     return {each: layouts for each, layouts in found.items() if (each.rank or 0) <= last}
 
 
 def compile_ahead(gpu: Gpu, tasks: Sequence[Task], precision: str) -> None:
-    """Compile all candidates of some quick tasks side by side, and what checks them. Those that do
-    not compile fail again when they are to be timed."""
+    """Compile all candidates of some quick tasks, and the kernels that check them, in parallel.
+    Candidates that do not compile fail again when they are timed."""
     plans = [
         _plan(choice, task, gpu) for task in tasks for choice in candidates(task, gpu, precision)
     ]
@@ -119,16 +119,16 @@ def tune(
     precisions: Sequence[str],
     on_each: Callable[[], object] = lambda: None,
 ) -> tuple[list[Candidate], list[Result]]:
-    """Find the best of all candidates for a task, for each of `precisions`; of a task for one
-    kernel its best layout, which is then timed beside what runs without it.
+    """Find the best of all candidates for a task, for each of `precisions`; for a task with one
+    kernel its best layout, timed beside the default kernel.
 
-    Every kernel is timed with the tiles that it would choose itself, then those near the best of
-    a precision with all others, and what is near the best then at length. Returns what was timed,
-    the fastest first and what computes something else last, and the results. `on_each` is called
-    once for each candidate of the loosest precision, timed or passed over.
+    Every kernel is timed with its own choice of tiles, then kernels near the best of a precision
+    with all other tiles, and finally the fastest candidates at length. Returns the timed
+    candidates, the fastest first and incorrect ones last, and the results. `on_each` is called once
+    for each candidate of the loosest precision, timed or skipped.
 
-    Raises `TuningFailed` when no candidate computes what it should, `NotEnoughMemory`, and
-    `NoUsableGpu` without nvcc.
+    Raises `TuningFailed` when no candidate is correct, `NotEnoughMemory`, and `NoUsableGpu` without
+    nvcc.
     """
     task = dataclasses.replace(task, problem=dataclasses.replace(task.problem, bias=False))
     loosest = max(precisions, key=PRECISIONS.index)
@@ -159,8 +159,8 @@ def tune(
 def _timed_all(
     measure: Bench, task: Task, choices: Sequence[Choice], on_each: Callable[[], object]
 ) -> list[Candidate]:
-    """The choices compiled side by side, and timed a little one by one."""
-    # One that does not compile fails again, by itself, when it is to be timed.
+    """Compile the choices in parallel, then time each briefly."""
+    # A candidate that does not compile fails again when it is timed.
     with contextlib.suppress(KernelCompileFailed):
         compile_all(measure.gpu, (_plan(choice, task, measure.gpu) for choice in choices))
     found = []
@@ -186,7 +186,8 @@ def _timed(measure: Bench, task: Task, choice: Choice, samples: int) -> Candidat
 def _at_length(
     measure: Bench, task: Task, found: list[Candidate], precision: str
 ) -> list[Candidate]:
-    """The candidates with those that may be the best at this precision timed at length."""
+    """Return the candidates, after timing at length those that may be the best at this
+    precision."""
     again = {
         id(each): _timed(measure, task, each.choice, _FINAL_SAMPLES)
         for each in _near(found, precision, task, _CLOSE)[:_MOST_FINALISTS]
@@ -196,7 +197,7 @@ def _at_length(
 
 
 def _near(found: Sequence[Candidate], precision: str, task: Task, factor: float) -> list[Candidate]:
-    """Those that are right and slower than the best by at most `factor`, in order."""
+    """Return correct candidates slower than the best by at most `factor`, in order."""
     right = sorted(_right(found, precision, task), key=_order)
     return [each for each in right if each.timing.median_ms <= factor * right[0].timing.median_ms]
 
@@ -214,7 +215,7 @@ def _order(each: Candidate) -> tuple[bool, float]:
 
 
 def _result(task: Task, precision: str, found: Sequence[Candidate]) -> Result:
-    """The best of those timed at length; the order of `found` is by time."""
+    """Return the best of the candidates timed at length; `found` is ordered by time."""
     right = _right(found, precision, task)
     if not right:
         raise TuningFailed(
@@ -236,7 +237,7 @@ def _result(task: Task, precision: str, found: Sequence[Candidate]) -> Result:
 
 
 def table(task: Task, found: Sequence[Candidate]) -> str:
-    """The candidates for one task and their times, as text in columns."""
+    """Return the candidates for one task and their times, as text in columns."""
     rows = [("kernel", "precision", "ms", "error", "")]
     for each in found:
         timing = each.timing

@@ -1,1 +1,1 @@
-"""What our kernels are compared with; each runs in a process of its own."""
+"""Other libraries that our kernels are compared with, each in a separate process."""

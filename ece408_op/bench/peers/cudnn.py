@@ -1,4 +1,4 @@
-"""Asks a Python that has PyTorch for cuDNN's times."""
+"""Client of a cuDNN process, under a Python that has PyTorch."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ class Peer(process.GpuPeer):
         direction: str = "forward",
         variants: Sequence[str] | None = None,
     ) -> dict[str, Any]:
-        """Timings by variant, such as "NHWC float32", of one direction of a float32 problem; of all
-        variants unless some are named. Raises `InvalidSetting` if the process died."""
+        """Return timings by variant, such as "NHWC float32", of one direction of a float32 problem;
+        of all variants unless some are named. Raises `InvalidSetting` if the process died."""
         sizes = ("batch", "channels", "height", "width", "filters", "kernel")
         steps = ("stride", "pad", "dilate", "groups")
         layer = {name: getattr(problem, name) for name in (*sizes, *steps)}
@@ -31,7 +31,7 @@ class Peer(process.GpuPeer):
 
 
 def add(row: Row, measured: Mapping[str, Any]) -> None:
-    """Put what `Peer.measure` gives into a row."""
+    """Add the result of `Peer.measure` to a row."""
     for variant, found in measured.items():
         who = f"cudnn {variant}"
         if "failure" in found:

@@ -1,9 +1,9 @@
-"""cuDNN through PyTorch, in a process of its own: reads problems, answers with times.
+"""Server of cuDNN's times through PyTorch, in a separate process.
 
-It runs under whichever Python has PyTorch, so it imports nothing of this package but `serve`. A
-request has direction, batch, channels, height, width, filters, kernel, stride, pad, dilate, groups,
-samples, and the variants wanted, or null for all; the answer is {variant: {"samples_ms": [...],
-"error": ...} or {"failure": ...}}. The error is of a few images, of the forward pass only.
+It runs under any Python that has PyTorch, so it imports only `serve` of this package. A request has
+direction, batch, channels, height, width, filters, kernel, stride, pad, dilate, groups, samples,
+and the variants, or null for all; the answer is {variant: {"samples_ms": [...], "error": ...} or
+{"failure": ...}}. The error covers a few images of the forward pass only.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from serve import serve
 
 WARM_UP = 3
 CHECKED_IMAGES = 4
-# Some 200 microseconds in which the GPU is busy while what is timed is enqueued, as for ours.
+# Keep the GPU busy for about 200 microseconds while the timed work is enqueued, as for our kernels.
 PAUSE_CYCLES = 400_000
 
 
 def measure(request: dict[str, Any], channels_last: bool, tf32: bool) -> dict[str, Any]:
-    """Times and the relative L2 error of one layout, with or without TF32."""
+    """Measure times and the relative L2 error of one layout, with or without TF32."""
     torch.backends.cudnn.allow_tf32 = tf32
     layout = torch.channels_last if channels_last else torch.contiguous_format
     shape = [request[key] for key in ("batch", "channels", "height", "width")]
@@ -54,7 +54,7 @@ def steps_of(request: dict[str, Any]) -> list[Any]:
 def computation(
     request: dict[str, Any], x: torch.Tensor, w: torch.Tensor
 ) -> Callable[[], torch.Tensor]:
-    """What computes the direction once."""
+    """Return a function that computes the direction once."""
     steps, groups = steps_of(request), request["groups"]
     if request["direction"] == "forward":
         return lambda: torch.nn.functional.conv2d(x, w, None, *steps, groups)
@@ -67,7 +67,7 @@ def computation(
 
 
 def answer(request: dict[str, Any]) -> dict[str, Any]:
-    """Every layout with and without TF32, or the variants asked for."""
+    """Measure every layout with and without TF32, or the requested variants."""
     answers: dict[str, Any] = {}
     for channels_last in (False, True):
         for tf32 in (False, True):

@@ -1,9 +1,9 @@
-"""A network in onnxruntime, OpenVINO and PyTorch, in a process of its own.
+"""Server of a network's times in onnxruntime, OpenVINO and PyTorch, in a separate process.
 
-It runs under whichever Python has one of them, so it imports nothing of this package but what lies
-beside it. It first writes {engine: version}. The request {"open": ONNX file, "graph": file with
-MXNet's JSON, "weights": .npz, "x": .npy, "engines": names} is answered with {}, and
-{"run": engine} with {"ms": ...}; {"run": engine, "to": .npy} also writes the first output.
+It runs under any Python that has one of them, so it imports only the modules of this folder. It
+first writes {engine: version}. It answers {"open": ONNX file, "graph": file with MXNet's JSON,
+"weights": .npz, "x": .npy, "engines": names} with {}, and {"run": engine} with {"ms": ...}; {"run":
+engine, "to": .npy} also writes the first output.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def open_in_openvino(engine: Any, files: dict[str, str], x: np.ndarray, threads:
     settings = {
         "INFERENCE_NUM_THREADS": threads,
         "PERFORMANCE_HINT": "LATENCY",
-        # Else it computes in bfloat16 where the processor has that.
+        # The default is bfloat16 on processors that support it.
         "INFERENCE_PRECISION_HINT": "f32",
     }
     compiled = engine.Core().compile_model(files["open"], "CPU", settings)
@@ -48,7 +48,7 @@ def open_in_openvino(engine: Any, files: dict[str, str], x: np.ndarray, threads:
 
 
 def open_in_torch(engine: Any, files: dict[str, str], x: np.ndarray, threads: int) -> Run:
-    """In the layout that is faster."""
+    """Open the network in the faster of PyTorch's layouts."""
     from torch_network import LAYOUTS, Graph
 
     engine.set_num_threads(threads)

@@ -1,6 +1,7 @@
-"""A program in a process of its own, under another Python, that answers lines of JSON.
+"""A peer in a separate process, under another Python, that answers requests in lines of JSON.
 
-It writes which versions there are, then a line for each line it reads; `serve` is its end of this.
+It first writes its versions, then an answer to each line that it reads; `serve` is its end of the
+pipe.
 """
 
 from __future__ import annotations
@@ -17,8 +18,8 @@ from ...errors import InvalidSetting
 
 
 class Peer:
-    """A program of this folder that runs for the length of a `with` block, by the CPU: with as many
-    threads as ours, and its own messages on stderr are not shown.
+    """A program of this folder that runs for the duration of a `with` block on the CPU, with our
+    number of threads and its stderr hidden.
 
     Raises `InvalidSetting`, whose message ends with the `remedy`, when the process does not start
     or has ended.
@@ -49,7 +50,7 @@ class Peer:
 
     @staticmethod
     def environment() -> dict[str, str]:
-        """Of the process."""
+        """Return the environment of the process."""
         threads = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS"), str(settings.threads()))
         return {**os.environ, **threads}
 
@@ -57,14 +58,14 @@ class Peer:
         return self
 
     def __exit__(self, *_: object) -> None:
-        # The process may have ended with a request unread.
+        # The process may have ended before it read a request.
         with self._process, suppress(BrokenPipeError):
             if self._process.stdin is not None:
                 self._process.stdin.close()
 
     def ask(self, **request: Any) -> dict[str, Any]:
-        """The answer to one request. Raises `InvalidSetting` if the process has ended."""
-        with suppress(BrokenPipeError):  # then there is no answer either
+        """Return the answer to one request. Raises `InvalidSetting` if the process has ended."""
+        with suppress(BrokenPipeError):  # then no answer follows either
             print(json.dumps(request), file=self._process.stdin, flush=True)
         return self._line()
 
@@ -77,8 +78,8 @@ class Peer:
 
 
 class GpuPeer(Peer):
-    """A program that has a GPU: without this Python's packages and libraries on its paths. What it
-    says on stderr is shown."""
+    """A program that uses a GPU, without this Python's packages and libraries on its paths. Its
+    stderr is shown."""
 
     remedy = (
         "its messages, if any, are above. Give a Python with PyTorch and CUDA by --peer-python, or "

@@ -1,4 +1,4 @@
-"""The answering end of `process`; of the standard library only, for any Python to run."""
+"""Server end of `process`; uses only the standard library, so that any Python can run it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 
 def serve(versions: dict[str, Any], answer: Callable[[dict[str, Any]], dict[str, Any]]) -> None:
-    """Write the versions, then answer each line of stdin with a line of stdout until it ends."""
+    """Write the versions, then answer each line of stdin with a line of stdout until stdin ends."""
     print(json.dumps(versions), flush=True)
     for line in sys.stdin:
         print(json.dumps(answer(json.loads(line))), flush=True)

@@ -1,11 +1,11 @@
-"""A network of MXNet's in PyTorch on the GPU, in a process of its own, from the host to the host.
+"""Server of an MXNet network's times in PyTorch on the GPU, from host to host, in a separate
+process.
 
-It runs under whichever Python has PyTorch, so it imports nothing of this package but `serve`. It
-first writes its versions. The request {"open": file with MXNet's JSON, "weights": .npz, "x": .npy}
-is answered with {}; {"run": variant} with {"ms": ...}, a pass from page-locked memory to
-page-locked memory; {"run": variant, "to": .npy, "images": [number, ...]} also writes the outputs of
-these images. A variant is a layout and a precision, such as "NHWC float32". An operator that is not
-known here ends the process.
+It runs under any Python that has PyTorch, so it imports only `serve` of this package. It first
+writes its versions. It answers {"open": file with MXNet's JSON, "weights": .npz, "x": .npy} with
+{}; {"run": variant} with {"ms": ...}, a pass between page-locked arrays; {"run": variant, "to":
+.npy, "images": [number, ...]} also writes the outputs of these images. A variant is a layout and a
+precision, such as "NHWC float32". An unknown operator ends the process.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from serve import serve
 from torch.nn import functional
 
 LAYOUTS = {"NCHW": torch.contiguous_format, "NHWC": torch.channels_last}
-# cudnn.benchmark tries its algorithms in the first of these.
+# cudnn.benchmark tries its algorithms in the first of these passes.
 _WARM_UP = 3
 Tensors = list[torch.Tensor]
 
 
 class Attributes:
-    """A node's attributes, from MXNet's strings."""
+    """Parse a node's attributes from MXNet's strings."""
 
     def __init__(self, node: dict[str, Any]) -> None:
         self._given = node.get("attrs", {})
@@ -56,7 +56,7 @@ def dense(a: Attributes, x: torch.Tensor, w: torch.Tensor, *bias: torch.Tensor):
 def normalisation(a: Attributes, x: torch.Tensor, *arrays: torch.Tensor):
     gamma, beta, mean, variance = arrays
     gamma = None if a.get("fix_gamma", True) else gamma
-    # Gradients are wanted where a network is trained.
+    # Training needs gradients.
     train = torch.is_grad_enabled()
     kept = 1 - a.get("momentum", 0.9)
     return functional.batch_norm(x, mean, variance, gamma, beta, train, kept, a.get("eps", 1e-3))
@@ -150,7 +150,7 @@ class Graph:
             if node["op"] != "null"
         ]
         self._head = document["heads"][0][0]
-        # By call: the arrays that no later one reads, so that their memory is used again.
+        # By call: the arrays that no later call reads, freed for reuse.
         last = {source: call for call, *_, sources in self._calls for source in sources}
         self._read_last = {
             call: {source for source in sources if last[source] == call} - {self._head}
@@ -167,7 +167,7 @@ class Graph:
                 self._held[number] = self.placed(array)
 
     def weights(self, but: Sequence[str]) -> Tensors:
-        """Those whose names do not end like one of these."""
+        """Return the parameters whose names do not end with one of these."""
         names = {number: node["name"] for number, node in enumerate(self._nodes)}
         return [each for n, each in self._held.items() if not names[n].endswith(tuple(but))]
 
@@ -197,7 +197,7 @@ class Variant:
             self.run()
 
     def run(self) -> float:
-        """Milliseconds of a pass."""
+        """Return the milliseconds of a pass."""
         torch.cuda.synchronize()
         begin = time.perf_counter()
         self.y.copy_(self._network(), non_blocking=True)

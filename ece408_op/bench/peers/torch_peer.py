@@ -1,12 +1,12 @@
-"""PyTorch's convolution on the CPU, in a process of its own: reads requests, answers with times.
+"""Server of the times of PyTorch's convolution on the CPU, in a separate process.
 
-It runs under whichever Python has PyTorch, so it imports nothing of this package but `serve`. The
-request {"shape": {"x": [...], "w": [...], "y": [...], "stride": [...], "pad": [...],
-"dilate": [...], "groups": ...}} makes room for inputs and is answered with {}, {"shape": null}
-frees them; {"run": [layout, direction]} computes once and is answered with {"ms": ...}.
+It runs under any Python that has PyTorch, so it imports only `serve` of this package. The request
+{"shape": {"x": [...], "w": [...], "y": [...], "stride": [...], "pad": [...], "dilate": [...],
+"groups": ...}} allocates inputs and is answered with {}, {"shape": null} frees them; {"run":
+[layout, direction]} computes once and is answered with {"ms": ...}.
 
-PyTorch takes a new output for every call. So that it is measured on memory that has been touched
-before, as the others are, the C library is told to keep what is freed.
+PyTorch allocates a new output for every call. The C library is told to keep freed memory, so that
+PyTorch too is measured on touched memory.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from serve import serve
 
 _TRIM_THRESHOLD, _MMAP_MAX = -1, -4
 _NEVER = -1
-# Which gradients a direction computes: for x, for w, for the bias.
+# Gradients that a direction computes: for x, for w, for the bias.
 _GRADIENTS = {
     "backward": (True, True, False),
     "backward_data": (True, False, False),
@@ -31,7 +31,7 @@ _LAYOUTS = {"NCHW": torch.contiguous_format, "NHWC": torch.channels_last}
 
 
 def keep_freed_memory() -> bool:
-    """Whether the C library took the advice."""
+    """Tell the C library to keep freed memory; return whether it accepted."""
     library = ctypes.CDLL(None)
     if not hasattr(library, "mallopt"):
         return False
@@ -39,7 +39,7 @@ def keep_freed_memory() -> bool:
 
 
 class Inputs:
-    """Random arrays of one shape in every layout, made when a layout is first asked for."""
+    """Random arrays of one shape in every layout, made when a layout is first used."""
 
     def __init__(self, shape: dict[str, Any]) -> None:
         self._shape = shape
@@ -59,7 +59,7 @@ class Inputs:
 
 
 def compute(inputs: Inputs, layout: str, direction: str) -> float:
-    """Milliseconds of one pass."""
+    """Return the milliseconds of one pass."""
     x, w, dy = inputs.of(layout)
     start = time.perf_counter()
     if direction == "forward":

@@ -1,9 +1,9 @@
-"""Training of a network of MXNet's in PyTorch on the CPU, in a process of its own.
+"""Server of an MXNet network's training times in PyTorch on the CPU, in a separate process.
 
-It runs under whichever Python has PyTorch, so it imports nothing of this package but what lies
-beside it. It first writes its version. The request {"graph": file with MXNet's JSON, "weights":
-.npz, "x": .npy, "labels": .npy, "rate": ..., "momentum": ...} is answered with {}, and
-{"run": layout}, a step of training, with {"ms": ...}.
+It runs under any Python that has PyTorch, so it imports only the modules of this folder. It first
+writes its version. It answers {"graph": file with MXNet's JSON, "weights": .npz, "x": .npy,
+"labels": .npy, "rate": ..., "momentum": ...} with {}, and {"run": layout}, a step of training, with
+{"ms": ...}.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from serve import serve
 from torch.nn import functional
 from torch_network import Graph
 
-# States that a pass writes by itself.
+# States that the forward pass updates, not the optimizer.
 _STATES = ("running_mean", "running_var")
 
 
