@@ -1,6 +1,6 @@
-"""The milestone report: runs programs, keeps what they print, and writes the report.
+"""Milestone report: runs programs, stores their output, and writes the report.
 
-`plan` says which programs to run, `collect` runs them and keeps what they print, `document` makes
-a Markdown text of that, with the pictures of `overview`, `figures` and `timeline` and the notes
-that a student has added, and `page` turns it into one HTML file.
+`plan` lists the programs, `collect` runs them and stores their output, `document` turns it into
+Markdown with the pictures of `overview`, `figures` and `timeline` and the student's notes, and
+`page` turns that into one HTML file.
 """

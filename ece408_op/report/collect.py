@@ -1,4 +1,4 @@
-"""Runs a report's programs one after the other and keeps what they print."""
+"""Execution of a report's programs, one after the other, with their output stored."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ Runner = Callable[[Sequence[str]], "CompletedProcess[str]"]
 
 
 def collect(measurements: Sequence[Measurement], store: Store, runner: Runner) -> dict[str, Result]:
-    """Results by key; those that the store has are not made again.
+    """Return results by key; results in the store are reused.
 
-    Shows progress on stderr when that is a terminal. Raises `CacheUnwritable`.
+    Shows progress on stderr if it is a terminal. Raises `CacheUnwritable`.
     """
     results: dict[str, Result] = {}
     with tqdm(measurements, unit="run", disable=None) as progress:
@@ -33,7 +33,7 @@ def collect(measurements: Sequence[Measurement], store: Store, runner: Runner) -
 
 
 def _left_out(measurement: Measurement, results: dict[str, Result]) -> Result | None:
-    """The result of the measurement's `gate`, if that found no GPU."""
+    """Return the result of the measurement's `gate` if it found no GPU, else `None`."""
     gate = results.get(measurement.gate) if measurement.gate else None
     if gate is None or not gate.lacks_gpu:
         return None

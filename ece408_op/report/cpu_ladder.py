@@ -1,4 +1,4 @@
-"""The CPU's kernels on a term's layers: the textbook loops, then each instruction set."""
+"""Ladder of the CPU's kernels on a term's layers: the textbook loops, then each instruction set."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _WHY = {
     "avx2": "Twice the lanes, and one instruction for a multiplication and its addition.",
     "avx512": "Twice the lanes again, and 32 registers instead of 16, which allow larger tiles.",
 }
-# By what `cpu_timer` calls them.
+# By the names of `cpu_timer`.
 _PEERS = {
     "mxnet": ("MXNet's Convolution", "oneDNN"),
     "torch NCHW": ("PyTorch NCHW", "in a process of its own"),
@@ -37,10 +37,9 @@ _PEERS = {
 
 
 def measure(layers: Mapping[str, ConvProblem], peer_python: str | None) -> Ladder:
-    """Times on arrays that have been used before, so that none pays for fresh pages.
+    """Measure times on touched arrays, which need no fresh pages.
 
-    Raises `WrongResult` for a kernel that computes something else, and the errors of the backends
-    and of the peer.
+    Raises `WrongResult` for an incorrect kernel, and the errors of the backends and of the peer.
     """
     peer = cpu_timer.TorchPeer(peer_python) if peer_python else contextlib.nullcontext()
     with peer as torch:
@@ -84,7 +83,7 @@ def _measure(layers: Mapping[str, ConvProblem], torch: cpu_timer.TorchPeer | Non
 
 
 def _computed_by(layer: str, kernels: Mapping[str, Mapping[str, str]]) -> str:
-    """A sentence on which kernel computes a layer, by each instruction set if they differ."""
+    """Return a sentence that names the kernel of a layer, by instruction set if they differ."""
     names = {isa: of_layer[layer] for isa, of_layer in kernels.items()}
     if len(set(names.values())) > 1:
         return f"{layer} is computed by {', '.join(f'{n} ({isa})' for isa, n in names.items())}."

@@ -1,4 +1,4 @@
-"""cuDNN's times that are kept in the checkout, for reports from machines without cuDNN."""
+"""cuDNN's times stored in the checkout, for reports from machines without cuDNN."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ from . import ladder
 
 @dataclass(frozen=True)
 class Recorded:
-    """Median milliseconds by variant and layer, on another machine: its GPU, date, versions."""
+    """Median milliseconds by variant and layer, and the machine that measured them: GPU, date,
+    versions."""
 
     gpu: str
     date: str
@@ -23,7 +24,7 @@ class Recorded:
 
 
 def recorded(term: Term) -> Recorded | None:
-    """The times for a term's layers; `None` where there is no checkout, or none for them."""
+    """Return the times of a term's layers; `None` without a checkout or without times."""
     folder = results_dir()
     if folder is None:
         return None

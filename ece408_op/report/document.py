@@ -1,4 +1,4 @@
-"""The report's text: what the programs printed, sorted into the course's sections."""
+"""The report's text: the output of the programs, sorted into the course's sections."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ _GPU_LINE = re.compile(r"^ece408: (\S*) by (.+?): kernel [\d.]+ ms", re.M)
 
 @dataclass(frozen=True)
 class Shown:
-    """A milestone at one size: its command as a user would type it, what each of its runs printed,
-    and their figures; `run` is one with the medians."""
+    """A milestone at one size: its command as a user would type it, the output of each run, and
+    their figures; `run` has their medians."""
 
     command: str
     outputs: tuple[str, ...]
@@ -36,7 +36,8 @@ class Shown:
     kernels: tuple[str, ...]
 
     def op_ms(self, index: int) -> Spread | None:
-        """Milliseconds of a layer, by its index; none where runs report none or fail."""
+        """Return the milliseconds of a layer in each run that reports them, by the layer's
+        index."""
         return Spread.of([1e3 * each.op_seconds[index] for each in self.runs if each.op_seconds])
 
     @property
@@ -52,7 +53,7 @@ class Shown:
 class Section:
     """A milestone: its timed runs, one for each size, and its profile if it is profiled.
 
-    `missing` says why it cannot run here, if it cannot.
+    `missing` says why it cannot run here, or is `None`.
     """
 
     milestone: Milestone
@@ -63,7 +64,7 @@ class Section:
 
 @dataclass(frozen=True)
 class Document:
-    """The report as Markdown, its pictures by file name, and what went wrong in its runs."""
+    """The report as Markdown, its pictures by file name, and the errors of its runs."""
 
     title: str
     markdown: str
@@ -78,9 +79,9 @@ def build(
     state: Mapping[str, Any],
     notes: Mapping[str, str],
 ) -> Document:
-    """Sort out results into sections and draw the pictures.
+    """Sort results into sections and draw the pictures.
 
-    `state` is `Store.state`, `notes` a student's, by section.
+    `state` is `Store.state`; `notes` are a student's, by section.
     """
     pictures: dict[str, str] = {}
     by_key = {each.key: each for each in measurements}
@@ -120,7 +121,7 @@ def _overview(
     layers: Mapping[str, ConvProblem],
     pictures: dict[str, str],
 ) -> list[overview.Group]:
-    """What is compared first; the chart of it is added to `pictures`."""
+    """Return the first comparison; its chart is added to `pictures`."""
     runs = {name: section.runs[-1].runs for name, section in sections.items()}
     measured = {view.device.upper(): view.ladder for view in ladders if view.ladder is not None}
     found = overview.groups(runs, measured)
@@ -167,7 +168,7 @@ def _shown(made: Sequence[tuple[Measurement, Result]]) -> Shown:
 
 
 def _cudnn(options: Options, gpu: LadderView) -> Recorded | None:
-    """Recorded times of cuDNN, unless there are some of this very GPU."""
+    """Return recorded times of cuDNN, unless this GPU was measured itself."""
     if gpu.ladder is not None and gpu.ladder.peers:
         return None
     return recorded(options.term)
@@ -176,7 +177,7 @@ def _cudnn(options: Options, gpu: LadderView) -> Recorded | None:
 def _failures(
     measurements: Sequence[Measurement], results: Mapping[str, Result]
 ) -> tuple[str, ...]:
-    """A line for each failure, except of programs that cannot run on this machine."""
+    """Return a line for each failure, except of programs that cannot run on this machine."""
     return tuple(
         f"{each.title}: {reason(results[each.key].completed)}"
         for each in measurements

@@ -1,4 +1,4 @@
-"""Dots on a logarithmic axis, a row each: a median, its quartiles, and the figure beside them."""
+"""Dot charts with a logarithmic axis: each row shows a median, its quartiles, and the figure."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from typing import Any
 from . import svg
 from .spread import Spread
 
-# Points from the axis to where figures end, and words after them begin.
+# In points, from the axis: where figures end and words begin.
 _FIGURES, _WORDS = 42, 47
 
 
 @dataclass(frozen=True)
 class Dot:
-    """What a row shows; `words` follow the figure."""
+    """One row; `words` follow the figure."""
 
     spread: Spread
     colour: str
@@ -25,9 +25,10 @@ class Dot:
 
 
 def draw(axes: Any, rows: Sequence[Dot | None], marks: Sequence[float] = ()) -> None:
-    """Rows from the top on. A line covers the middle half of the runs; a dot of one run is hollow.
+    """Draw rows from the top. A line covers the middle half of the runs; the dot of a single run is
+    hollow.
 
-    The axis spans whole powers of ten, with `marks` among them, so that some have a tick each.
+    The axis spans whole powers of ten, with `marks` between them to provide enough ticks.
     """
     for place, dot in enumerate(rows):
         if dot is not None:
@@ -61,5 +62,5 @@ def _row(axes: Any, place: int, dot: Dot) -> None:
 
 
 def figure(value: float) -> str:
-    """Three significant digits, without an exponent."""
+    """Return three significant digits, without an exponent."""
     return f"{value:.0f}" if value >= 100 else f"{value:#.3g}"

@@ -1,4 +1,4 @@
-"""The pictures of a ladder: its times, and the roofline."""
+"""Pictures of a ladder: its times, and the roofline."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from ..problem import ConvProblem
 from . import dots, svg
 from .ladder import Ladder, Step
 
-# What a name takes of the roofline's height.
+# Height of a name, as a fraction of the roofline's.
 _NAME_SHARE = 1 / 32
 
 
 def ladder_dots(ladder: Ladder) -> str:
-    """Times of each step by layer, and of the peers, as SVG; the scale is logarithmic."""
+    """Draw times of each step and peer by layer as SVG, with a logarithmic scale."""
     steps = [*ladder.steps, *ladder.peers]
     with svg.styled():
         figure = svg.figure(svg.WIDE, 1.3 + 0.27 * len(steps))
@@ -44,11 +44,13 @@ def _marker(step: Step) -> str:
 
 
 def roofline(ladder: Ladder) -> str:
-    """Each kernel's rate over its layer's arithmetic intensity, below measured ceilings, as SVG.
+    """Draw each kernel's rate over its layer's arithmetic intensity, below measured ceilings, as
+    SVG.
 
     After Williams, Waterman and Patterson, "Roofline: an insightful visual performance model for
-    multicore architectures", 2009. Bytes are the fewest possible: each input read once, each
-    output written once, so a kernel that moves more lies lower, not further to the left.
+    multicore architectures", 2009. Intensity uses the fewest possible bytes, each input read once
+    and each output written once, so a kernel that moves more bytes has a lower point, not one
+    further left.
     """
     problems = {name: ConvProblem.parse(each) for name, each in ladder.layers.items()}
     intensities = [problem.flops / problem.bytes for problem in problems.values()]
@@ -86,7 +88,7 @@ def _roofs(axes: Any, ladder: Ladder, reach: np.ndarray) -> None:
 
 
 def _roof_names(axes: Any, ladder: Ladder) -> None:
-    """Names of the ceilings of arithmetic, right of the plot."""
+    """Draw the names of the arithmetic ceilings, right of the plot."""
     low, high = np.log10(axes.get_ylim())
     roofs = sorted((rate, name) for name, rate in ladder.gflops.items())
     places = apart([np.log10(rate) for rate, _ in roofs], 4.5 * _NAME_SHARE * (high - low))
@@ -98,7 +100,7 @@ def _roof_names(axes: Any, ladder: Ladder) -> None:
 
 
 def _points(axes: Any, ladder: Ladder, layer: str, problem: ConvProblem, colour: str) -> None:
-    """A mark for each step of a layer."""
+    """Draw a mark for each step of a layer."""
     best = ladder.fastest(layer)
     axes.plot([], marker="o", linestyle="", color=colour, label=layer)
     for step in ladder.steps:
@@ -110,7 +112,7 @@ def _points(axes: Any, ladder: Ladder, layer: str, problem: ConvProblem, colour:
 
 
 def _names(axes: Any, ladder: Ladder, layer: str, problem: ConvProblem) -> None:
-    """Names of a layer's marks, right of them, or left if they are less accurate."""
+    """Draw the names of a layer's marks, right of them, or left if they are less accurate."""
     low, high = np.log10(axes.get_ylim())
     for accurate, side, offset in ((True, "left", 22), (False, "right", -22)):
         steps = [step for step in ladder.steps if step.accurate == accurate]
@@ -133,7 +135,7 @@ def _names(axes: Any, ladder: Ladder, layer: str, problem: ConvProblem) -> None:
 
 
 def apart(places: Sequence[float], gap: float) -> list[float]:
-    """Ascending places, moved as little as keeps neighbours `gap` apart."""
+    """Return ascending positions, moved as little as possible to be `gap` apart."""
     up, down = list(places), list(places)
     for index in range(1, len(up)):
         up[index] = max(up[index], up[index - 1] + gap)

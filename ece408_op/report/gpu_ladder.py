@@ -1,4 +1,4 @@
-"""The CUDA kernels on a term's layers, beside cuDNN where a Python with PyTorch is given."""
+"""Ladder of the CUDA kernels on a term's layers, beside cuDNN if a Python with PyTorch is given."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ SAMPLES = 7
 
 
 def measure(layers: Mapping[str, ConvProblem], peer_python: str | None) -> Ladder:
-    """Times of the kernels alone, by CUDA events.
+    """Measure the kernels alone, by CUDA events.
 
-    A kernel without a time is in the notes. Raises `NoUsableGpu`, `NotEnoughMemory`, and the errors
-    of measuring ceilings and of the peer.
+    Notes list kernels without a time. Raises `NoUsableGpu`, `NotEnoughMemory`, and the errors of
+    measuring ceilings and of the peer.
     """
     gpu = device.get(settings.devices()[0])
     timings: dict[str, dict[str, list[float]]] = {kernel.name: {} for kernel in LADDER}
@@ -40,7 +40,7 @@ def measure(layers: Mapping[str, ConvProblem], peer_python: str | None) -> Ladde
                     notes.append(f"{kernel.name} has no time on {layer}: {reason}.")
     top = gpu_ceilings.measure(gpu)
     peers = _peers(layers, peer_python, notes)
-    # Older GPUs lack some.
+    # Older GPUs lack some tensor cores.
     rates = {
         "half precision on tensor cores": top.fp16_gflops,
         "TF32 on tensor cores": top.tf32_gflops,
@@ -60,7 +60,7 @@ def measure(layers: Mapping[str, ConvProblem], peer_python: str | None) -> Ladde
 
 
 def _time(bench: cuda_timer.Bench, kernel: Kernel) -> tuple[list[float], str | None]:
-    """Milliseconds of each run, or none and the reason."""
+    """Return the milliseconds of each run, or none and the reason."""
     reason = kernel.why_not(bench.problem, bench.gpu.capability)
     if reason is not None:
         return [], reason
@@ -78,7 +78,7 @@ def _step(kernel: Kernel, samples_ms: dict[str, list[float]]) -> Step:
 
 
 def what_changed(source: str) -> str:
-    """The paragraphs of a kernel's header between its title and the line "Measured"."""
+    """Return the paragraphs of a kernel's header between its title and the line "Measured"."""
     head = itertools.takewhile(lambda line: line.startswith("//"), source.splitlines())
     paragraphs = "\n".join(line[2:].strip() for line in head).split("\n\n")
     told = (each for each in paragraphs[1:] if not each.startswith("Measured"))
@@ -86,7 +86,7 @@ def what_changed(source: str) -> str:
 
 
 def _floor_ms(problem: ConvProblem, top: gpu_ceilings.GpuCeilings) -> float:
-    """The larger of the times for the bytes and for the operations at float32 accuracy."""
+    """Return the larger of the times to move the bytes and to compute at float32 accuracy."""
     return max(problem.bytes / top.copy_gbs, problem.flops / top.gflops("float32")) / 1e6
 
 

@@ -1,6 +1,6 @@
-"""Kernels of one device from the simplest to the fastest: their times, and what each step gained.
+"""Ladders: kernels of one device from the simplest to the fastest, with times and gains.
 
-Measured by `measure_ladder` in a process of its own, and handed on as JSON.
+`measure_ladder` measures them in a separate process and writes them as JSON.
 """
 
 from __future__ import annotations
@@ -20,13 +20,12 @@ from .spread import Spread
 
 @dataclass(frozen=True)
 class Step:
-    """One kernel: its idea in some words, and milliseconds of each timed run by layer.
+    """One kernel: its idea in a few words, and milliseconds of each timed run by layer.
 
-    `why` is a paragraph or two on what it changes and for what reason; it may be empty. A layer
-    that it cannot compute is not in `samples_ms`. `change` is a diff with the one before, or empty.
-    `accurate` says that it is accurate to float32;
-    other steps are compared with the one before them, and nothing with them. `computed_by` names
-    what computed a layer, where that is not the step itself.
+    `why` explains in a paragraph or two what it changes and why; it may be empty. `samples_ms`
+    omits layers that it cannot compute. `change` is a diff against the previous step, or empty.
+    `accurate`: as accurate as float32; gains of all steps are relative to the last accurate step
+    before them. `computed_by` names the kernel that computed a layer, unless it is the step itself.
     """
 
     name: str
@@ -38,7 +37,7 @@ class Step:
     computed_by: Mapping[str, str] = field(default_factory=dict)
 
     def spread(self, layer: str) -> Spread | None:
-        """Milliseconds; none of a layer without runs."""
+        """Return milliseconds; `None` for a layer without runs."""
         return Spread.of(self.samples_ms.get(layer, ()))
 
     def median_ms(self, layer: str) -> float | None:
@@ -47,7 +46,7 @@ class Step:
 
 
 class Gain(NamedTuple):
-    """How many times faster a step is than another one, and that one's name."""
+    """A step's speed-up over another one, and that one's name."""
 
     factor: float
     over: str
@@ -55,11 +54,11 @@ class Gain(NamedTuple):
 
 @dataclass(frozen=True)
 class Ladder:
-    """The steps on one device, and the libraries that computed the same problems there.
+    """The steps on one device, and the libraries that computed the same problems on it.
 
     `layers` are the problems in their one-line form. `gflops` and `gbs` are measured ceilings of
-    the device by name. `floors_ms` is, by layer, what the ceilings allow in float32. `notes` are
-    sentences on how it was measured and on what is missing.
+    the device by name. `floors_ms` are lower bounds by layer, from the ceilings in float32. `notes`
+    are sentences on the measurement and on missing results.
     """
 
     device: str
@@ -73,7 +72,7 @@ class Ladder:
     notes: tuple[str, ...] = field(default=())
 
     def effects(self, layer: str) -> dict[str, Gain]:
-        """By step: what it gains on a layer over the accurate one before it."""
+        """Return by step its gain on a layer over the last accurate step before it."""
         found: dict[str, Gain] = {}
         before: tuple[float, str] | None = None
         for step in self.steps:
@@ -86,19 +85,19 @@ class Ladder:
         return found
 
     def fastest(self, layer: str) -> Step | None:
-        """The fastest accurate step on a layer."""
+        """Return the fastest accurate step on a layer."""
         timed = [(step.median_ms(layer), step) for step in self.steps if step.accurate]
         found = [(ms, step) for ms, step in timed if ms is not None]
         return min(found, key=lambda pair: pair[0])[1] if found else None
 
 
 def to_json(ladder: Ladder) -> str:
-    """One line that `from_json` reads."""
+    """Return one line for `from_json`."""
     return json.dumps(dataclasses.asdict(ladder))
 
 
 def from_json(text: str) -> Ladder:
-    """The ladder in a text that `to_json` wrote. Raises `InvalidSetting` for any other text."""
+    """Return the ladder in a text of `to_json`. Raises `InvalidSetting` for any other text."""
     try:
         document: dict[str, Any] = json.loads(text)
         for name in ("steps", "peers"):
@@ -109,18 +108,18 @@ def from_json(text: str) -> Ladder:
 
 
 def problems(term: Term, batch: int) -> dict[str, ConvProblem]:
-    """The convolutions of a term's network, by layer."""
+    """Return the convolutions of a term's network, by layer."""
     found: dict[str, ConvProblem] = {}
     channels, side = 1, term.image_size
     for index, filters in enumerate(term.filters, start=1):
         found[f"conv{index}"] = ConvProblem(batch, channels, side, side, filters, (5, 5))
-        # Without padding a side loses four pixels; a pooling layer then halves it.
+        # Without padding a side shrinks by four pixels; a pooling layer then halves it.
         channels, side = filters, (side - 4) // 2
     return found
 
 
 def shape_name(problem: ConvProblem) -> str | None:
-    """What the benchmarks call a problem, whatever its batch."""
+    """Return the benchmarks' name of a problem, whatever its batch."""
     for name, shape in SHAPES.items():
         if dataclasses.replace(shape, batch=problem.batch) == problem:
             return name

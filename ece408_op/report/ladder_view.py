@@ -1,4 +1,4 @@
-"""Ladders as a report shows them: the package's own, and one of the user's kernels."""
+"""A report's views of ladders: the package's kernels, and versions of the user's kernel."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class LadderView:
     profiles: Mapping[str, ProfileView] = field(default_factory=dict)
 
     def rates(self, layer: str) -> tuple[float, float, float]:
-        """GFLOP/s, GB/s and share of the floor of a layer's fastest accurate step."""
+        """Return GFLOP/s, GB/s and fraction of the floor of a layer's fastest accurate step."""
         assert self.ladder is not None
         problem = ConvProblem.parse(self.ladder.layers[layer])
         step = self.ladder.fastest(layer)
@@ -37,7 +37,7 @@ class LadderView:
         return problem.flops / ms / 1e6, problem.bytes / ms / 1e6, floor / ms
 
     def why_below_floor(self, layer: str) -> str:
-        """What makes a layer's fastest accurate step faster than the floor."""
+        """Explain why a layer's fastest accurate step is faster than the floor."""
         step = self.ladder.fastest(layer) if self.ladder else None
         assert step is not None
         kernel = step.computed_by.get(layer, step.name)
@@ -45,12 +45,13 @@ class LadderView:
         slower = "this machine was slower when its ceilings were measured"
         if "winograd" in kernel:
             return f"{kernel} {fewer}"
-        # On the CPU, where kernels have names of their own, no other one does.
+        # CPU kernels of other names never multiply less.
         return slower if layer in step.computed_by else f"{kernel} {fewer}, or {slower}"
 
 
 def view(device: str, results: Mapping[str, Result], pictures: dict[str, str]) -> LadderView:
-    """The package's kernels on a device; their pictures are added to `pictures`."""
+    """Return the view of the package's kernels on a device; their pictures are added to
+    `pictures`."""
     result = results[plan.ladder_key(device)]
     if not result.ok:
         return LadderView(device, failure=reason(result.completed))
@@ -80,13 +81,13 @@ def own(
     results: Mapping[str, Result],
     pictures: dict[str, str],
 ) -> LadderView | None:
-    """The versions of the user's kernel, if the report was given any."""
+    """Return the view of the user's kernel's versions, if the report has any."""
     if not options.versions:
         return None
     device = options.versions[0].device
     base = next(each for each in ladders if each.device == device)
     result = results[plan.OWN_KEY]
-    # A version that fails is among the times, too.
+    # A version that fails is also among the times.
     if result.profile is None:
         return LadderView(device, failure=reason(result.completed))
     if base.ladder is None:

@@ -1,4 +1,4 @@
-"""From the command line's options to report.html and report.md."""
+"""The steps from the command line's options to report.html and report.md."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ _RESULTS = "results"
 
 @dataclass(frozen=True)
 class Made:
-    """The files that were written, and a line on each program that failed.
+    """The files written, and a line on each program that failed.
 
-    A program that needs a GPU or a profiler that this machine lacks has not failed.
+    A program that lacks a GPU or a profiler on this machine has not failed.
     """
 
     files: tuple[Path, ...]
@@ -33,11 +33,11 @@ class Made:
 
 
 def make(options: Options, folder: Path, runner: Runner | None = None) -> Made:
-    """Run what a report needs and write it to `folder`.
+    """Run the report's programs and write the report to `folder`.
 
-    Results are kept there as they come, and a report that was interrupted goes on from them. What
-    could be wrong with `folder` is found before anything runs. `runner` runs a command, by
-    default as `comparison.run_process` does.
+    Results are stored in it immediately, so that an interrupted report can continue. Errors of
+    `folder` are found before anything runs. `runner` runs a command, by default
+    `comparison.run_process`.
 
     Raises what `measure` and `write` raise.
     """
@@ -47,7 +47,7 @@ def make(options: Options, folder: Path, runner: Runner | None = None) -> Made:
 
 
 def measure(options: Options, folder: Path, runner: Runner | None = None) -> None:
-    """Run what a report needs, and keep the results in `folder`.
+    """Run the report's programs, and store the results in `folder`.
 
     Raises `ReportUnwritable`, and the errors of loading Fashion-MNIST.
     """
@@ -63,7 +63,7 @@ def measure(options: Options, folder: Path, runner: Runner | None = None) -> Non
 
 
 def write(folder: Path) -> Made:
-    """Write a report from what `measure` has kept in `folder`, here or on another machine.
+    """Write a report from the results of `measure` in `folder`, from this or another machine.
 
     Raises `ReportUnwritable`, also without complete results, `NotesUnreadable`, and
     `InvalidSetting` without the libraries of the extra `report`.
@@ -86,7 +86,7 @@ def write(folder: Path) -> Made:
 
 
 def results_kept(options: Options, folder: Path) -> tuple[int, int]:
-    """How many programs' results the next report can reuse, and how many programs there are."""
+    """Return how many programs' results the next report can reuse, and the number of programs."""
     store = Store(folder / _RESULTS)
     measurements: Sequence[Measurement] = plan.plan(options, store.folder)
     return sum(store.find(each) is not None for each in measurements), len(measurements)
@@ -107,7 +107,7 @@ def _write_text(path: Path, text: str) -> None:
 
 
 def _check(folder: Path) -> None:
-    """Raise, before any work, the error that writing the report would raise."""
+    """Raise early the error that writing the report would raise."""
     svg.require()
     page.require()
     with _writing_to(folder):
@@ -118,7 +118,7 @@ def _check(folder: Path) -> None:
 def _check_writable(folder: Path) -> None:
     ensure_folder(folder / _RESULTS)
     for path in (folder, folder / _RESULTS):
-        # A file system may refuse what permissions allow.
+        # A file system may refuse although permissions allow it.
         with atomic_path(path / ".probe"):
             pass
         (path / ".probe").unlink()

@@ -1,4 +1,5 @@
-"""`python -m ece408_op.report.measure_ladder cpu|gpu`: a device's kernels, timed, as JSON."""
+"""`python -m ece408_op.report.measure_ladder cpu|gpu`: prints times of a device's kernels as
+JSON."""
 
 from __future__ import annotations
 
@@ -13,7 +14,7 @@ from . import cpu_ladder, gpu_ladder, ladder
 
 
 def main() -> int:
-    """Print the times; returns the exit code."""
+    """Print the times; return the exit code."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("device", choices=("cpu", "gpu"))
     parser.add_argument("--term", required=True)

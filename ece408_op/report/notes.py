@@ -1,4 +1,4 @@
-"""Keeps what a student writes into report.md, between marks, when the report is made again."""
+"""Preservation of a student's notes, between marks in report.md, when the report is made again."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _END = "<!-- end of notes -->"
 
 
 def read(path: Path) -> dict[str, str]:
-    """The notes in a report, by the key of their section; {} if there is no report yet.
+    """Return the notes in a report, by the key of their section; {} without a report.
 
     Raises `NotesUnreadable` unless marks come in pairs, each key once: writing the report again
     would lose text.
@@ -60,25 +60,25 @@ def _misplaced(path: Path, number: int, line: str) -> NotesUnreadable:
 
 
 class Sections:
-    """Notes to be put into a new report, section by section, by `place`."""
+    """Notes for a new report, which `place` inserts section by section."""
 
     def __init__(self, notes: Mapping[str, str]) -> None:
         self._notes = dict(notes)
         self._placed: set[str] = set()
 
     def place(self, key: str) -> str:
-        """The section's notes with their marks."""
+        """Return the section's notes with their marks."""
         self._placed.add(key)
         text = self._notes.get(key, "")
         return f"<!-- notes: {key} -->\n{text}\n{_END}"
 
     def homeless(self) -> list[str]:
-        """The keys of notes, not empty, on sections that this report does not have."""
+        """Return the keys of non-empty notes whose sections this report lacks."""
         return [key for key, text in self._notes.items() if text and key not in self._placed]
 
 
 def without_marks(text: str) -> str:
-    """The text without the lines that are marks."""
+    """Return the text without the lines that are marks."""
     lines = text.splitlines()
     kept = [line for line in lines if not _BEGIN.fullmatch(line) and line.strip() != _END]
     return "\n".join(kept) + "\n"

@@ -1,4 +1,4 @@
-"""What a reader sees first: one sentence with the finding, and one chart of all op times."""
+"""The report's beginning: one sentence with the main result, and one chart of all op times."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _WIDTH, _ROW = 5.2, 0.23
 
 @dataclass(frozen=True)
 class Line:
-    """Whose convolution, on which device, and by layer milliseconds for that number of `images`."""
+    """One contender: its name, its device, and milliseconds by layer for a number of `images`."""
 
     name: str
     maker: str
@@ -34,14 +34,15 @@ class Line:
 
 @dataclass(frozen=True)
 class Group:
-    """Lines that were measured in one way, which `how` says."""
+    """Lines measured in the same way, which `how` describes."""
 
     how: str
     lines: tuple[Line, ...]
 
 
 def groups(milestones: Mapping[str, Sequence[Run]], ladders: Mapping[str, Ladder]) -> list[Group]:
-    """What can be shown of the milestones' runs, by their names, and of kernels, by device."""
+    """Return the comparable lines, from the milestones' runs, by name, and the kernels, by
+    device."""
     found = (
         Group("within the network", tuple(_of_milestones(milestones))),
         Group(
@@ -57,13 +58,13 @@ def _of_milestones(milestones: Mapping[str, Sequence[Run]]) -> Iterator[Line]:
         runs = [run for run in milestones.get(script, ()) if run.op_seconds]
         by_layer = zip(*([1e3 * seconds for seconds in run.op_seconds] for run in runs))
         times = {f"conv{i}": Spread.of(each) for i, each in enumerate(by_layer, start=1)}
-        # All runs are of one size.
+        # All runs have the same size.
         images = runs[0].size if runs else 0
         yield from _line(f"{maker}, {device} ({script})", maker, device, images, times)
 
 
 def _alone(device: str, ladder: Ladder) -> Iterator[Line]:
-    """The fastest that is accurate to float32, of each library, by its name, and of ours."""
+    """Return the fastest float32-accurate line of each library, by name, and of our kernels."""
     libraries: dict[str, list[Step]] = {}
     for peer in ladder.peers:
         libraries.setdefault(peer.name.split()[0].removesuffix("'s"), []).append(peer)
@@ -86,7 +87,7 @@ def _line(
 
 
 def finding(found: Sequence[Group]) -> str:
-    """The sentence."""
+    """Return the sentence with the main result."""
     parts = [part for device in ("CPU", "GPU") if (part := _about(found, device))]
     if not parts:
         return "No convolution of ours was timed here."
@@ -94,11 +95,11 @@ def finding(found: Sequence[Group]) -> str:
 
 
 def _about(found: Sequence[Group], device: str) -> str:
-    """Our times on a device, where there are some that others' were measured beside."""
+    """Return the sentence for a device, if both we and others were measured on it."""
     best = ""
     for group in found:
         lines = [line for line in group.lines if line.device == device]
-        # The last of ours is the fastest.
+        # The last of our lines is the fastest.
         ours = next((line for line in reversed(lines) if line.maker == OURS), None)
         if ours is None:
             continue
@@ -113,7 +114,7 @@ def _about(found: Sequence[Group], device: str) -> str:
 
 
 def _speed(ours: Line, theirs: Line) -> str:
-    """How many times as fast as another one ours is; nothing if they share no layer."""
+    """Return our speed-up over another line in words; nothing if they have no layer in common."""
     layers = [layer for layer in ours.times if layer in theirs.times]
     factors = [theirs.times[layer].median / ours.times[layer].median for layer in layers]
     words = " and ".join(f"{factor:.{1 if factor < 10 else 0}f}" for factor in factors)
@@ -121,7 +122,7 @@ def _speed(ours: Line, theirs: Line) -> str:
 
 
 def draw(found: Sequence[Group], layers: Mapping[str, str]) -> str | None:
-    """The chart as SVG, a panel for each layer, by its title; `None` if there is nothing."""
+    """Draw the chart as SVG, a panel for each layer, by its title; `None` without groups."""
     rows: list[tuple[str, Line | None]] = []
     for group in found:
         rows += [(group.how, None), *((line.name, line) for line in group.lines)]
@@ -150,5 +151,5 @@ def _dot(line: Line | None, layer: str) -> dots.Dot | None:
 
 
 def _of_image(line: Line, layer: str) -> Spread:
-    """Microseconds for each image: lines may be of different numbers of images."""
+    """Return microseconds per image, since lines may have different numbers of images."""
     return line.times[layer].scaled(1e3 / line.images)

@@ -1,4 +1,4 @@
-"""Versions of a kernel of one's own, from the first to the last: times, changes, profiles."""
+"""Versions of a user's kernel, from the first to the last: times, changes, profiles."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ OURS = "ece408_op"
 
 @dataclass(frozen=True)
 class Version:
-    """A kernel file as it was when the report was asked for; `device` is "cpu" or "gpu"."""
+    """A kernel file as of the report's start; `device` is "cpu" or "gpu"."""
 
     path: str
     device: str
@@ -31,10 +31,10 @@ class Version:
 
 
 def find(path: Path) -> tuple[Version, ...]:
-    """The kernel files in a folder, in the order of their names, or the one file.
+    """Return the kernel files in a folder, in the order of their names, or the one file.
 
-    Raises `InvalidSetting` for a path without any, for files of two devices, and for files that
-    are no kernels.
+    Raises `InvalidSetting` for a path without kernel files, for files of two devices, and for files
+    that are no kernels.
     """
     names = sorted(path.iterdir()) if path.is_dir() else [path]
     files = [
@@ -53,8 +53,8 @@ def find(path: Path) -> tuple[Version, ...]:
 
 
 def ladder(versions: Sequence[Version], times: str, base: Ladder) -> Ladder:
-    """The versions as steps, from what `ece408 lab time` wrote, below the ceilings that `base` has
-    for the same layers. Raises `InvalidSetting` for other texts."""
+    """Return the versions as steps, from the output of `ece408 lab time`, with the ceilings of
+    `base` for the same layers. Raises `InvalidSetting` for other texts."""
     layers = {problem: layer for layer, problem in base.layers.items()}
     try:
         rows = [(row["name"], layers.get(row["problem"]), row) for row in json.loads(times)]
@@ -106,7 +106,7 @@ def _samples(rows: Mapping[str, Any]) -> dict[str, list[float]]:
 
 
 def _idea(text: str) -> str:
-    """The first sentence of the file's first comment, or that there is none."""
+    """Return the first sentence of the file's first comment, or a note that it has none."""
     found = re.search(r"(?:^[ \t]*//.*\n?)+|/\*(?s:.*?)\*/", text, re.M)
     words = re.sub(r"^[\s/*]+|[\s/*]+$", "", found[0], flags=re.M).split() if found else []
     sentence = re.split(r"(?<=\.) ", " ".join(words))[0]
@@ -114,6 +114,6 @@ def _idea(text: str) -> str:
 
 
 def _change(before: Version, after: Version) -> str:
-    """A unified diff of two files."""
+    """Return a unified diff of two files."""
     texts = (before.text.splitlines(), after.text.splitlines())
     return "\n".join(difflib.unified_diff(*texts, before.name, after.name, lineterm="", n=2))

@@ -1,4 +1,4 @@
-"""The Markdown of a report as one HTML file that asks for nothing over the network."""
+"""A report's Markdown as one self-contained HTML file."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from typing import Any
 from ..errors import InvalidSetting
 from . import notes, rendering
 
-# What may be wider than a screen scrolls by itself.
+# Content wider than the screen scrolls separately.
 _SCROLLS = '<div class="scroll" tabindex="0">'
 _FOLD = re.compile(r"<details><summary>(.*)</summary>|</details>")
-# Pictures of more than this are not taken into the page.
+# Larger pictures are not embedded in the page.
 _LARGEST_PICTURE = 8 << 20
 
 
 def require() -> None:
-    """Raise `InvalidSetting` unless what pages are made with imports."""
+    """Raise `InvalidSetting` unless the libraries for pages import."""
     _markdown()
     rendering.require()
 
@@ -41,10 +41,10 @@ def _markdown() -> Any:
 
 
 def render(markdown: str, title: str, folder: Path) -> str:
-    """The page. Pictures are read from `folder`, to which their addresses are relative.
+    """Return the page. Pictures' addresses are relative to `folder`.
 
-    What is not a picture there becomes a link, so that opening the page fetches nothing. Raises
-    `InvalidSetting` without the libraries.
+    Pictures outside it, and large ones, become text, so that opening the page fetches nothing.
+    Raises `InvalidSetting` without the libraries.
     """
     parser = _markdown()
     tokens = parser.parse(notes.without_marks(markdown))
@@ -65,13 +65,13 @@ def render(markdown: str, title: str, folder: Path) -> str:
 
 
 def _scrolling(html: str) -> str:
-    """Pictures by themselves, and blocks of code, scroll where they are too wide."""
+    """Make pictures and blocks of code scroll separately if they are too wide."""
     html = re.sub(r"<p>(<img [^>]*>)</p>", rf"{_SCROLLS}\1</div>", html)
     return html.replace("<pre>", f"{_SCROLLS}<pre>").replace("</pre>", "</pre></div>")
 
 
 def _fold(opening: Any, text: Any, closing: Any, parser: Any) -> None:
-    """Turn a paragraph that is the beginning or the end of a fold into it."""
+    """Turn a paragraph that marks the beginning or the end of a fold into HTML."""
     found = _FOLD.fullmatch(text.content) if opening.type == "paragraph_open" else None
     if found is None:
         return
@@ -83,7 +83,7 @@ def _fold(opening: Any, text: Any, closing: Any, parser: Any) -> None:
 
 
 def _number_headings(tokens: list[Any]) -> list[tuple[str, str]]:
-    """Give each section's heading an address; returns addresses and texts."""
+    """Give each section's heading an address; return addresses and texts."""
     headings: list[tuple[str, str]] = []
     for token, content in zip(tokens, tokens[1:]):
         if token.type == "heading_open" and token.tag == "h2":
@@ -95,7 +95,7 @@ def _number_headings(tokens: list[Any]) -> list[tuple[str, str]]:
 
 
 def _take_in(image: Any, folder: Path) -> None:
-    """Turn a picture's address into its contents, or the picture into its description."""
+    """Replace a picture's address by its contents, or the picture by its description."""
     address = str(image.attrs["src"])
     path = folder / address
     kind = mimetypes.guess_type(path.name)[0] or ""

@@ -1,4 +1,4 @@
-"""Lists the programs to run for a report, each in a separate process."""
+"""The list of programs for a report, each run in a separate process."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from .ladder import problems
 from .own_kernels import Version
 
 DEFAULT_SIZES = "100,1000,10000"
-# Run at the largest size only; the course asks for no op times of them, or for those of m4.1.
+# Run at the largest size only; the course wants no op times of them, nor of m4.1.
 _ONE_SIZE = ("m1.1", "m1.2", "final")
-# What the report profiles: the last one's kernels are m4.1's.
+# The milestones to profile: the last one's kernels are those of m4.1.
 PROFILED = ("m1.1", "m1.2", "m2.1", "m3.1")
-# Images in one batch for the CPU's kernels; the textbook loops take seconds for them.
+# Batch for the CPU's kernels; the textbook loops take seconds for it.
 CPU_LADDER_BATCH = 1000
 OWN_KEY = "own-kernels"
 _OWN_ROUNDS = 5
@@ -29,9 +29,9 @@ _OWN_ROUNDS = 5
 class Options:
     """The command line's options. `sizes` are numbers of images, smallest first.
 
-    `peer_python` is a Python with PyTorch, for its and cuDNN's times, `threads` and `data` are what
-    every run is given; `None` leaves it to the milestones. `versions` are kernels of the user's
-    own. Each milestone is timed in `repeat` runs.
+    `peer_python` is a Python with PyTorch, for the times of PyTorch and cuDNN; every run receives
+    `threads` and `data`; `None` means the milestones' default. `versions` are the user's kernels.
+    Each milestone is timed in `repeat` runs.
     """
 
     term: Term
@@ -47,8 +47,8 @@ class Options:
 class Measurement:
     """A program to run. `key` is its name within a report, `title` the name shown to the user.
 
-    `job` is the milestone that it runs, if it does. The program writes `profile` if there is one.
-    It is left out when the measurement `gate` found no usable GPU, for the same reason.
+    `job` is the milestone that it runs, or `None`. The program may write a `profile`. It is skipped
+    if the measurement `gate` found no usable GPU.
     """
 
     key: str
@@ -60,7 +60,7 @@ class Measurement:
 
 
 def parse_sizes(text: str) -> tuple[int, ...]:
-    """Numbers of images, such as "100,1000", smallest first. Raises `InvalidSize`."""
+    """Parse numbers of images, such as "100,1000", smallest first. Raises `InvalidSize`."""
     parts = [part.strip() for part in text.split(",")]
     sizes = sorted({int(part) for part in parts if part.isdecimal()})
     if not all(part.isdecimal() for part in parts) or sizes[0] < 1 or sizes[-1] > 10000:
@@ -72,10 +72,10 @@ def parse_sizes(text: str) -> tuple[int, ...]:
 
 
 def plan(options: Options, folder: Path) -> list[Measurement]:
-    """Every program of a report, in the order to run them; profiles are written to `folder`.
+    """Return a report's programs in the order of execution; profiles are written to `folder`.
 
-    Milestones are timed first and profiled in runs of their own, which profiling slows down.
-    Repeats go in rounds, so that a machine that slows down for a while slows all of them alike.
+    Milestones are timed first and profiled in separate runs, which profiling slows down. Repeats
+    are interleaved, so that a temporary slowdown of the machine affects all milestones alike.
     """
     timed = [
         _timed(options, script, size, number)
@@ -89,37 +89,39 @@ def plan(options: Options, folder: Path) -> list[Measurement]:
 
 
 def sizes(options: Options, script: str) -> tuple[int, ...]:
-    """The numbers of images with which a milestone is timed."""
+    """Return the numbers of images with which a milestone is timed."""
     return options.sizes[-1:] if script in _ONE_SIZE else options.sizes
 
 
 def run_key(script: str, size: int, number: int = 1) -> str:
-    """The key of a milestone's timed run; runs are numbered from 1 on."""
+    """Return the key of a milestone's timed run; runs are numbered from 1."""
     return f"{script}-{size}" if number == 1 else f"{script}-{size}-run{number}"
 
 
 def run_keys(options: Options, script: str, size: int) -> list[str]:
-    """The keys of all timed runs of a milestone at a size."""
+    """Return the keys of all timed runs of a milestone at a size."""
     return [run_key(script, size, number) for number in range(1, options.repeat + 1)]
 
 
 def profile_key(script: str) -> str:
-    """The key of a milestone's run under the profiler."""
+    """Return the key of a milestone's run under the profiler."""
     return f"profile-{script}"
 
 
 def ladder_key(device: str) -> str:
-    """The key of the kernels' times on a device, "cpu" or "gpu"."""
+    """Return the key of the kernels' times on a device, "cpu" or "gpu"."""
     return f"ladder-{device}"
 
 
 def own_profile_key(number: int) -> str:
-    """The key of a milestone's run under the profiler with a kernel of the user's, from 0 on."""
+    """Return the key of a milestone's run under the profiler with a kernel of the user's, numbered
+    from 0."""
     return f"profile-own-{number}"
 
 
 def _own(options: Options, folder: Path) -> list[Measurement]:
-    """The times of the user's kernels, all in one run, and a profile with each."""
+    """Return the measurements of the user's kernels: one run for all times, and a profile of
+    each."""
     if not options.versions:
         return []
     script = "m2.1" if options.versions[0].device == "cpu" else "m3.1"
@@ -145,17 +147,17 @@ def _own(options: Options, folder: Path) -> list[Measurement]:
 
 
 def _job(options: Options, script: str, size: int) -> Job:
-    asked = comparison.Options(str(size), None, None, options.threads, options.data)
+    run_options = comparison.Options(str(size), None, None, options.threads, options.data)
     wanted = (BASELINE, options.term.default_model)
     return next(
         job
-        for job in comparison.plan([options.term], asked)
+        for job in comparison.plan([options.term], run_options)
         if job.milestone.name == script and job.request.model in wanted
     )
 
 
 def _gate(options: Options, script: str) -> str | None:
-    """The first run that shows whether a milestone of this kind can run here."""
+    """Return the key of the first run that shows whether milestones of this kind can run here."""
     if not MILESTONES[script].on_gpu:
         return None
     if not MILESTONES[script].own_operator:
@@ -179,7 +181,7 @@ def _profiled(options: Options, script: str, folder: Path) -> Measurement:
 
 
 def ladder_batch(options: Options, device: str) -> int:
-    """Images in one batch for the kernels' times on a device, "cpu" or "gpu"."""
+    """Return the batch for the kernels' times on a device, "cpu" or "gpu"."""
     largest = options.sizes[-1]
     return largest if device == "gpu" else min(largest, CPU_LADDER_BATCH)
 

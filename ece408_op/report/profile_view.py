@@ -1,4 +1,4 @@
-"""A profile as a report shows it: tables, rates, the time line, sums."""
+"""A report's view of a profile: tables, rates, the time line, sums."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from .store import Result
 
 @dataclass(frozen=True)
 class Table:
-    """Rows that make up most of the time as text, and the others, of which there are `others`."""
+    """Rows that make up most of the time, as text, and the number of `others`."""
 
     title: str
     most: str
@@ -25,7 +25,7 @@ class Table:
     @staticmethod
     def of(section: tables.Section) -> Table:
         header, *lines = tables.text(section.rows).splitlines()
-        # Below the entries that count most is the line that says so.
+        # The line about the others follows the largest entries.
         count = min(tables.marked(section.rows) + 1, len(lines))
         most, rest = [header, *lines[:count]], [header, *lines[count:]]
         return Table(section.title, "\n".join(most), "\n".join(rest), len(lines) - count)
@@ -35,7 +35,7 @@ class Table:
 class ProfileView:
     """A profile's tables, its time line's file, and sums in milliseconds.
 
-    `failure` says why there is no profile; the rest is then empty.
+    `failure` says why the profile is missing; everything else is then empty.
     """
 
     failure: str | None = None
@@ -50,7 +50,7 @@ class ProfileView:
 
 
 def view(name: str, result: Result, pictures: MutableMapping[str, str]) -> ProfileView:
-    """The profile that a program wrote; its time line is added to `pictures`."""
+    """Return the view of a program's profile; its time line is added to `pictures`."""
     if result.profile is None or not result.ok:
         return ProfileView(failure=reason(result.completed))
     try:

@@ -1,4 +1,4 @@
-"""The report's templates, and what turns values into Markdown."""
+"""The report's templates, and formatting of values as Markdown."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _SPECIAL = re.compile(r"[\\*\[\]<]|(?<![A-Za-z0-9])_|_(?![A-Za-z0-9])")
 
 
 def require() -> Any:
-    """The module jinja2. Raises `InvalidSetting` unless it imports."""
+    """Return the module jinja2. Raises `InvalidSetting` unless it imports."""
     try:
         return importlib.import_module("jinja2")
     except ImportError as error:
@@ -26,9 +26,9 @@ def require() -> Any:
 
 
 def render(template: str, **values: Any) -> str:
-    """A template of the folder templates/ with its values; in HTML, text is escaped.
+    """Render a template of the folder templates/ with these values; text in HTML is escaped.
 
-    A value that the template uses and `values` lacks is an error.
+    A missing value is an error.
     """
     jinja2 = require()
     environment = jinja2.Environment(
@@ -45,35 +45,36 @@ def render(template: str, **values: Any) -> str:
 
 
 def block(text: str) -> str:
-    """The text as a block of code, whatever it holds."""
+    """Return the text as a block of code, whatever it contains."""
     longest = max((len(run) for run in re.findall(r"`{3,}", text)), default=2)
     fence = "`" * (longest + 1)
     return f"{fence}text\n{text.rstrip()}\n{fence}"
 
 
 def prose(text: str) -> str:
-    """Text that is no Markdown, but for code between backticks, so that it is shown as it is."""
+    """Escape text except code between backticks, so that Markdown shows it unchanged."""
     parts = re.split(r"(`[^`\n]+`)", text)
     return "".join(part if index % 2 else _SPECIAL.sub(r"\\\g<0>", part)
                    for index, part in enumerate(parts))  # fmt: skip
 
 
 def cell(text: object) -> str:
-    """The text for a cell of a table, shown as it is."""
+    """Escape text for a cell of a table."""
     return prose(" ".join(str(text).split())).replace("|", "\\|")
 
 
 def ms(value: float | None) -> str:
-    """Milliseconds with three digits or more; empty for `None`."""
+    """Format milliseconds with three digits or more; empty for `None`."""
     if value is None:
         return ""
     return f"{value:.0f}" if value >= 100 else f"{value:.1f}" if value >= 10 else f"{value:.3f}"
 
 
 def spread(value: Spread | None, single: bool = False, places: int | None = None) -> str:
-    """A median and the quartiles; `single` adds that there is one run only. Empty for `None`.
+    """Format a median and the quartiles; `single` adds a note if there is only one run. Empty for
+    `None`.
 
-    `places` is how many decimals are shown, by default as `ms` does.
+    `places` is the number of decimals, by default as in `ms`.
     """
     if value is None:
         return ""
@@ -85,12 +86,12 @@ def spread(value: Spread | None, single: bool = False, places: int | None = None
 
 
 def gain(value: Gain | None) -> str:
-    """Such as 1.25x over 1_naive; empty for `None`."""
+    """Format a gain, such as 1.25x over 1_naive; empty for `None`."""
     return "" if value is None else f"{value.factor:.2f}x over {cell(value.over)}"
 
 
 class Once:
-    """Says each reason once, and afterwards that it has been said."""
+    """Returns each reason in full once, and afterwards a reference to it."""
 
     def __init__(self) -> None:
         self._said: set[str] = set()

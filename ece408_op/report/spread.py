@@ -1,4 +1,4 @@
-"""How several measurements of the same lie: their median and their middle half."""
+"""The spread of repeated measurements: their median and their middle half."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Spread:
-    """The median of some runs, and the quartiles; of a single run all three are the same."""
+    """The median of some runs, and the quartiles; all are equal for a single run."""
 
     median: float
     low: float
@@ -18,7 +18,7 @@ class Spread:
 
     @staticmethod
     def of(samples: Sequence[float]) -> Spread | None:
-        """`None` without samples."""
+        """Compute the spread; `None` without samples."""
         if not samples:
             return None
         if len(samples) == 1:
@@ -27,5 +27,5 @@ class Spread:
         return Spread(median, low, high, len(samples))
 
     def scaled(self, factor: float) -> Spread:
-        """The same in another unit."""
+        """Return the same spread in another unit."""
         return Spread(self.median * factor, self.low * factor, self.high * factor, self.runs)

@@ -1,4 +1,4 @@
-"""Keeps what each of a report's programs printed, so that an interrupted report can continue."""
+"""Storage for the output of a report's programs, so that an interrupted report can continue."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ _OTHER_SETTINGS = ("OMP_NUM_THREADS", "CUDA_VISIBLE_DEVICES")
 
 @dataclass(frozen=True)
 class Result:
-    """How a measurement's program ended, what it printed, and how long it took, in seconds.
+    """A program's exit code, its output, and its duration in seconds.
 
-    `profile` is the JSON text that it wrote, if asked to. A program that was left out because there
-    is no GPU has the result of the one that found this.
+    `profile` is the JSON text that it wrote, if requested. A program skipped for lack of a GPU has
+    the result of the program that found this.
     """
 
     command: tuple[str, ...]
@@ -48,32 +48,32 @@ class Result:
 
     @property
     def lacks_gpu(self) -> bool:
-        """Whether it could not run because a GPU, or what computing on it needs, is missing."""
+        """Tell whether it could not run because a GPU, or software to use one, is missing."""
         return self.returncode == NoUsableGpu.exit_code
 
     @property
     def failed(self) -> bool:
-        """Whether it failed for another reason than that it cannot run on this machine."""
+        """Tell whether it failed for another reason than that it cannot run on this machine."""
         return self.returncode not in (0, *_IMPOSSIBLE)
 
     @property
     def completed(self) -> CompletedProcess[str]:
-        """The same for those who read what programs print."""
+        """Return the result in the form that parsers of output take."""
         return CompletedProcess(self.command, self.returncode, self.stdout, self.stderr)
 
 
 class Store:
-    """Results by their measurement's key, in a folder of their own."""
+    """Results by their measurement's key, in a folder."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.state: dict[str, Any] = {}
 
     def open(self, options: Options) -> None:
-        """Begin a report, or go on with one that was interrupted.
+        """Begin a report, or continue an interrupted one.
 
-        Its results are kept if it was made on the same machine, with the same versions and
-        options; other results are removed.
+        Its results are kept if machine, versions and options are the same; other results are
+        removed.
         """
         identity = _identity(options)
         before = self._read(_STATE)
@@ -87,9 +87,9 @@ class Store:
         self._write(_STATE, self.state)
 
     def reopen(self) -> Options:
-        """Use the existing results, wherever they were measured; returns their options.
+        """Use the existing results of any machine; return their options.
 
-        Raises `ReportUnwritable` if there is no complete set of results.
+        Raises `ReportUnwritable` without a complete set of results.
         """
         before = self._read(_STATE)
         if before is None or not before["finished"]:
@@ -97,28 +97,28 @@ class Store:
                 f"no complete results in {self.folder}; run ece408 report without --reuse first"
             )
         self.state = before
-        asked = before["identity"]["options"]
+        saved = before["identity"]["options"]
         return Options(
             **{
-                **asked,
-                "term": find_term(asked["term"]),
-                "sizes": tuple(asked["sizes"]),
-                "versions": tuple(Version(**each) for each in asked["versions"]),
+                **saved,
+                "term": find_term(saved["term"]),
+                "sizes": tuple(saved["sizes"]),
+                "versions": tuple(Version(**each) for each in saved["versions"]),
             }
         )
 
     def find(self, measurement: Measurement) -> Result | None:
-        """The result of this very command, unless it failed."""
+        """Return the result of this exact command, unless it failed."""
         found = self.get(measurement)
         return found if found and found.ok and found.command == measurement.command else None
 
     def get(self, measurement: Measurement) -> Result | None:
-        """The result of the measurement's key, whatever it is."""
+        """Return the result with the measurement's key, of any command."""
         found = self._read(f"{measurement.key}.json")
         return None if found is None else Result(**{**found, "command": tuple(found["command"])})
 
     def add(self, measurement: Measurement, result: Result) -> None:
-        """Keep a result. Raises `CacheUnwritable`."""
+        """Store a result. Raises `CacheUnwritable`."""
         self._write(f"{measurement.key}.json", dataclasses.asdict(result))
 
     def finish(self) -> None:
@@ -138,7 +138,7 @@ class Store:
 
 
 def _identity(options: Options) -> dict[str, Any]:
-    """Everything besides the command that results depend on, in the form that JSON restores."""
+    """Return everything besides the command that results depend on, as JSON restores it."""
     return {
         "machine": machine(),
         "options": {

@@ -1,7 +1,7 @@
-"""Matplotlib figures as SVG that suits a light page and a dark one.
+"""Matplotlib figures as SVG for light and dark pages.
 
-Colours are written as they are for light pages; a style sheet within each picture replaces them
-where the reader prefers dark, so that it works by itself and embedded alike.
+Colours in the file suit light pages; a style sheet within each picture replaces them if the reader
+prefers dark, so that it works alone and embedded.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from typing import Any
 
 from ..errors import InvalidSetting
 
-WIDE = 9.0  # inches, which a page has room for
+WIDE = 9.0  # inches, the width of the page's text
 PAPER, INK, FAINT = "#ffffff", "#1f2328", "#848d97"
-# Each contrasts with the page enough for text (WCAG AA).
+# Each has enough contrast with the page for text (WCAG AA).
 BLUE, ORANGE, GREEN, SLATE, RED, PINK = (
     *("#0b5cad", "#a85400", "#00734f", "#57677a", "#c0262d", "#a0348c"),
 )
@@ -32,10 +32,10 @@ DARK = {
     RED: "#ff8080",
     PINK: "#e58fd3",
 }
-# What an artist is named to have its text stand on the page's colour.
+# Id prefix of artists whose text has a halo in the page's colour.
 GROUND = "ground"
 _RULE = '[style*="{part}: {light}"]{{{part}:{dark}!important}}'
-# Digits of one width, and a ground behind letters that hides lines.
+# Digits of one width, and a halo around letters that hides lines.
 _TEXT = (
     "text{font-variant-numeric:tabular-nums}"
     f"[id^={GROUND}] text{{paint-order:stroke;stroke:{PAPER};stroke-width:4px}}"
@@ -82,29 +82,29 @@ def _matplotlib(module: str) -> Any:
 
 @contextlib.contextmanager
 def styled() -> Iterator[None]:
-    """Figures are to be made, drawn and turned into text inside this block."""
+    """Apply the style to figures made, drawn and turned into text inside this block."""
     with _matplotlib("style").context(_STYLE):
         yield
 
 
 def figure(width: float, height: float) -> Any:
-    """An empty `Figure`, its size in inches. Raises `InvalidSetting` without Matplotlib."""
+    """Return an empty `Figure`, its size in inches. Raises `InvalidSetting` without Matplotlib."""
     return _matplotlib("figure").Figure(figsize=(width, height), layout="constrained")
 
 
 def number(value: float, _: int) -> str:
-    """A tick's label on a logarithmic axis, without an exponent."""
+    """Return a tick's label on a logarithmic axis, without an exponent."""
     return f"{value:,.0f}" if value >= 1 else f"{value:g}"
 
 
 def shifted(axes: Any, points: float) -> Any:
-    """The coordinates of an axes' data, moved to the right by so many points."""
+    """Return the coordinates of an axes' data, moved to the right by `points`."""
     copy = _matplotlib("transforms").offset_copy
     return copy(axes.transData, axes.figure, points, 0, units="points")
 
 
 def text(figure: Any) -> str:
-    """The figure as SVG without a background; the same figure gives the same text."""
+    """Return the figure as SVG without a background; equal figures give equal text."""
     buffer = io.StringIO()
     figure.savefig(buffer, format="svg", transparent=True, metadata={"Date": None})
     drawn = buffer.getvalue()

@@ -1,4 +1,4 @@
-"""A profile's time line: what ran when, by stream and thread."""
+"""Time line of a profile: its activities by stream and thread."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _NAMES = {
     OPERATOR: "MXNet operator",
     OP_CALL: "our operator's backend",
 }
-# Activities closer than this share of the time line are drawn as one bar.
+# Activities closer than this fraction of the time line are drawn as one bar.
 _RESOLUTION = 1 / 3000
 _NEARLY_ALL = 0.95
 _MOST_ROWS = 32
@@ -46,9 +46,9 @@ _CHARACTERS = 75  # that fit the width of the time line beside long names of row
 
 
 def draw(profile: Profile) -> str | None:
-    """What ran when, a row for each stream and thread, as SVG; `None` if nothing was recorded.
+    """Draw the activities as SVG, a row for each stream and thread; `None` without activities.
 
-    It spans the work on the GPU where there is any, else MXNet's operators and ours.
+    It spans the work on the GPU, or MXNet's operators and ours if the GPU had none.
     """
     kinds = ON_GPU if profile.of_kinds(*ON_GPU) else (OPERATOR, OP_CALL)
     focus = profile.of_kinds(*kinds)
@@ -73,7 +73,8 @@ def draw(profile: Profile) -> str | None:
 
 
 def _rows(activities: Sequence[Activity]) -> dict[str, list[Activity]]:
-    """Activities by row: the GPU's streams, then our operator's, MXNet's and the API's threads."""
+    """Return activities by row: the GPU's streams, then our operator's, MXNet's and the API's
+    threads."""
     rows: dict[tuple[int, str, str], list[Activity]] = {}
     for activity in activities:
         on_gpu = activity.kind in ON_GPU
@@ -89,7 +90,7 @@ def _draw_row(axes: Any, place: int, activities: Sequence[Activity], begin: int,
     for kind in dict.fromkeys(activity.kind for activity in activities):
         of_kind = [activity for activity in activities if activity.kind == kind]
         spans = merged(of_kind, begin, end, int(whole * _RESOLUTION))
-        # Drawn shorter than they lasted, to separate neighbours.
+        # Shortened, to separate neighbours.
         bars = [
             ((start - begin) / 1e6, (stop - start - min(whole / 800, (stop - start) / 4)) / 1e6)
             for start, stop, _ in spans
@@ -108,10 +109,10 @@ def _draw_row(axes: Any, place: int, activities: Sequence[Activity], begin: int,
 def merged(
     activities: Sequence[Activity], begin: int, end: int, gap: int
 ) -> list[tuple[int, int, str | None]]:
-    """Start and end in ns, within the bounds, of what a bar each is for, with its name.
+    """Return start and end in ns, within the bounds, of each bar, with its name.
 
-    Activities that overlap, or of which one lasts at most `gap` and is at most `gap` from the
-    other, share a bar. Its name is that of what takes nearly all of its time, or `None`.
+    Activities share a bar if they overlap, or if they are at most `gap` apart and one lasts at most
+    `gap`. Its name is that of the activity that takes nearly all of its time, or `None`.
     """
     bars: list[tuple[int, int, dict[str, int]]] = []
     for each in sorted(activities, key=lambda a: a.start_ns):
@@ -127,7 +128,7 @@ def merged(
 
 
 def _dominant(durations: Mapping[str, int]) -> str | None:
-    """The name with nearly all of the time."""
+    """Return the name with nearly all of the time."""
     name = max(durations, key=lambda each: durations[each])
     return name if durations[name] >= _NEARLY_ALL * sum(durations.values()) else None
 
@@ -138,12 +139,12 @@ def _label(activity: Activity) -> str:
     return activity.name
 
 
-def _short(name: str, share: float) -> str:
-    """As much of a name as fits a bar of this share of the width."""
-    room = int(share * _CHARACTERS)
+def _short(name: str, fraction: float) -> str:
+    """Return as much of a name as fits a bar of this fraction of the width."""
+    room = int(fraction * _CHARACTERS)
     return name if len(name) <= room else name[: max(room - 1, 1)] + "…"
 
 
 def _natural(text: str) -> list[tuple[int, str]]:
-    """A key to sort names by, in which 7 comes before 17."""
+    """Return a key to sort names by, in which 7 comes before 17."""
     return [(int(part or 0), word) for word, part in re.findall(r"(\D*)(\d*)", text)]
