@@ -1,4 +1,4 @@
-"""Run a subcommand of `ece408` as a script of its own."""
+"""Launcher that runs a subcommand of `ece408` as a separate script."""
 
 import sys
 

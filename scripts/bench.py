@@ -1,14 +1,14 @@
-"""Measure this package beside others, in turns in one run.
+"""Measure this package beside others, interleaved in one run.
 
-  layers      layers of networks: each direction, by every kernel that suits
+  layers      layers of networks: each direction, by every suitable kernel
   networks    whole networks
   operator    the operator alone, beside MXNet's Convolution; on a GPU on MXNet's own GPU arrays
-  ladder      the kernels from the simplest on: on the CPU instruction sets, on a GPU all kernels
+  ladder      the kernels from the simplest: instruction sets on the CPU, all kernels on a GPU
   training    steps of training
   programs    milestones as whole programs
 
-Without CASE the lines of scripts/cases/WHAT.txt are measured. `ece408 compare` shows files that
---output has written side by side.
+Without CASE it measures the lines of scripts/cases/WHAT.txt. `ece408 compare` shows files of
+--output side by side.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from studies import (
-    asked,
+    bench_request,
     gpu_layers,
     gpu_networks,
     ladder,
@@ -32,7 +32,7 @@ from studies import (
     programs,
     training,
 )
-from studies.asked import Asked
+from studies.bench_request import Request
 from tqdm import tqdm
 
 from ece408_op import settings
@@ -44,9 +44,9 @@ from ece408_op.operator.variables import set_environment
 
 @dataclasses.dataclass(frozen=True)
 class Kind:
-    """What there is to measure on a device, and what of `Asked` it takes unless it is told."""
+    """A benchmark on a device: its function, and its default options."""
 
-    rows: Callable[[Asked], Iterator[results.Row]]
+    rows: Callable[[Request], Iterator[results.Row]]
     about: str
     against: Sequence[str]
     repeat: int
@@ -87,7 +87,7 @@ def parse():
     parser.add_argument(
         "--against",
         metavar="PEER,PEER",
-        help=f"of {', '.join(results.PEERS)}, or none (default: all of these that are there)",
+        help=f"of {', '.join(results.PEERS)}, or none (default: all that are installed)",
     )
     parser.add_argument("--repeat", type=int, help="timed runs of each (default: by WHAT, 5 to 50)")
     parser.add_argument(
@@ -106,7 +106,7 @@ def parse():
     )  # fmt: skip
     parser.add_argument(
         "--devices", nargs="+", default=[], metavar="LIST",
-        help="of networks on a GPU: time these GPUs as well that share the images, such as 0,1",
+        help="of networks on a GPU: also time the images divided among these GPUs, such as 0,1",
     )  # fmt: skip
     parser.add_argument(
         "--details", action="store_true",
@@ -117,7 +117,7 @@ def parse():
     )
     options.add_gpu(parser)
     options.add_output(parser)
-    # Cases may come after options.
+    # Positional arguments may follow options.
     found = parser.parse_intermixed_args()
     if (found.what, found.on) not in KINDS:
         parser.error(f"{found.what} is not measured on the {found.on}")
@@ -143,24 +143,24 @@ def main():
     set_environment(settings.threads())
     kind = KINDS[found.what, found.on]
     rows: list[results.Row] = []
-    asking = ask(found, kind)
-    with contextlib.closing(kind.rows(asking)) as measured:
+    request = make_request(found, kind)
+    with contextlib.closing(kind.rows(request)) as measured:
         for row in tqdm(measured, unit="row", disable=None):
             rows.append(row)
-            # What was measured stays, if what follows takes too long.
+            # Rows are written immediately, in case a later one exceeds a time limit.
             if found.output is not None:
-                write(found, kind, asking, asking.whole(rows))
-    rows = asking.whole(rows)
-    print(text(kind, asking, rows))
+                write(found, kind, request, request.whole(rows))
+    rows = request.whole(rows)
+    print(text(kind, request, rows))
     if found.output is not None:
-        write(found, kind, asking, rows)
+        write(found, kind, request, rows)
     return bool(results.failures(rows))
 
 
-def ask(found: argparse.Namespace, kind: Kind) -> Asked:
+def make_request(found: argparse.Namespace, kind: Kind) -> Request:
     earlier = results.load(path_of(found.output)) if found.resume else {}
-    return Asked(
-        found.cases or asked.cases(found.what, found.on),
+    return Request(
+        found.cases or bench_request.cases(found.what, found.on),
         [name for name in _named(found.against) or kind.against if name != "none"],
         found.repeat or kind.repeat,
         found.batch_size or kind.batches,
@@ -180,19 +180,19 @@ def path_of(prefix: Path) -> Path:
     return prefix.with_name(prefix.name + ".json")
 
 
-def text(kind: Kind, asking: Asked, rows: Sequence[results.Row]) -> str:
-    versions = ", ".join(f"{name} {version}" for name, version in asking.versions.items())
-    about = f"{settings.threads()} threads, medians of {asking.repeat} runs. {kind.about}"
+def text(kind: Kind, request: Request, rows: Sequence[results.Row]) -> str:
+    versions = ", ".join(f"{name} {version}" for name, version in request.versions.items())
+    about = f"{settings.threads()} threads, medians of {request.repeat} runs. {kind.about}"
     return "\n\n".join([about, *([f"With {versions}."] if versions else []), kind.table(rows)])
 
 
 def write(
-    found: argparse.Namespace, kind: Kind, asking: Asked, rows: Sequence[results.Row]
+    found: argparse.Namespace, kind: Kind, request: Request, rows: Sequence[results.Row]
 ) -> None:
-    content = {"versions": asking.versions, "repeat": asking.repeat}
+    content = {"versions": request.versions, "repeat": request.repeat}
     content |= {"threads": settings.threads(), "rows": rows}
     title = f"{found.what.capitalize()} on the {found.on.upper()}"
-    results.write(found.output, title, text(kind, asking, rows), content)
+    results.write(found.output, title, text(kind, request, rows), content)
 
 
 if __name__ == "__main__":

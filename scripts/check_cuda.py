@@ -1,4 +1,4 @@
-"""Check every CUDA kernel: exact on whole numbers, close on real ones, nothing else written."""
+"""Check every CUDA kernel: exact on whole numbers, close on real ones, no other memory written."""
 
 import argparse
 

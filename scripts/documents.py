@@ -1,4 +1,4 @@
-"""Write what docs/results has of measured times into the documents and headers that say it."""
+"""Write the measured times of docs/results into the documents and headers that quote them."""
 
 import argparse
 import sys
@@ -16,7 +16,7 @@ ROOT = Path(__file__).parents[1]
 def main():
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument(
-        "--check", action="store_true", help="only say what is out of date, with exit code 1"
+        "--check", action="store_true", help="only list outdated documents, with exit code 1"
     )
     options = parser.parse_args()
     measured = [

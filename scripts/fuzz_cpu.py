@@ -1,4 +1,4 @@
-"""Check the CPU kernels on random problems: whole numbers exactly, and no stray accesses."""
+"""Check the CPU kernels on random problems: exact on whole numbers, no stray accesses."""
 
 import argparse
 import multiprocessing
@@ -18,13 +18,13 @@ from ece408_op.cli import program
 
 
 def prepare(library):
-    """In the process that computes: which build of the kernels is used."""
+    """Configure a worker process: choose the build of the kernels."""
     if library is not None:
         native.LIBRARY = library.resolve()
 
 
 class Workers:
-    """Processes that compute, one for each of `jobs` threads; one that dies is replaced."""
+    """Worker processes, one for each of `jobs` threads; one that dies is replaced."""
 
     def __init__(self, jobs, library):
         self._library = library
@@ -41,7 +41,7 @@ class Workers:
             pool.shutdown(cancel_futures=True)
 
     def run(self, cases):
-        """Each case, how often each kernel ran, and its failures."""
+        """Run the cases; yield each case, how often each kernel ran, and its failures."""
         return self._threads.map(self._run, cases)
 
     def _run(self, case):
@@ -64,7 +64,7 @@ class Workers:
 def main():
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("count", nargs="?", type=int, default=300, help="problems (default: 300)")
-    parser.add_argument("--seed", type=int, default=408, help="which ones (default: 408)")
+    parser.add_argument("--seed", type=int, default=408, help="random seed (default: 408)")
     parser.add_argument(
         "--jobs", type=int, default=os.cpu_count(), help="processes (default: one per processor)"
     )

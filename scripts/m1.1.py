@@ -1,4 +1,4 @@
-"""Milestone 1.1: MXNet's own convolution, on the CPU."""
+"""Milestone 1.1: MXNet's own convolution on the CPU."""
 
 from _launch import launch
 

@@ -1,4 +1,4 @@
-"""Milestone 1.2: MXNet's own convolution (cuDNN), on the GPU."""
+"""Milestone 1.2: MXNet's own convolution (cuDNN) on the GPU."""
 
 from _launch import launch
 

@@ -1,4 +1,4 @@
-"""Milestone 2.1: our operator's convolution, on the CPU."""
+"""Milestone 2.1: our operator's convolution on the CPU."""
 
 from _launch import launch
 

@@ -1,4 +1,4 @@
-"""Milestone 3.1: our operator's convolution, on the GPU."""
+"""Milestone 3.1: our operator's convolution on the GPU."""
 
 from _launch import launch
 

@@ -1,9 +1,9 @@
 #!/bin/sh
-# Make a virtual environment with a Python that MXNet runs on.
+# Make a virtual environment with a Python that supports MXNet.
 #
 #   make_venv.sh DIR
 #
-# Takes $PYTHON if it is set, else the first suitable interpreter found, else one that uv brings.
+# Takes $PYTHON if it is set, else the first suitable interpreter found, else one from uv.
 set -eu
 dir=${1:?usage: make_venv.sh DIR}
 

@@ -1,5 +1,5 @@
-"""Files that cheat the clock, and honest ones beside them, timed again and again: how often each is
-found out, or accepted."""
+"""Time files that cheat the clock beside honest ones, repeatedly; count how often each is detected
+or accepted."""
 
 import argparse
 import collections
@@ -37,16 +37,19 @@ def main():
     parser.add_argument("--runs", type=int, default=20, help="races (default: 20)")
     parser.add_argument("--copies", type=int, default=10, help="honest files (default: 10)")
     options.add_output(parser)
-    asked = parser.parse_args()
+    given = parser.parse_args()
     counts, said = collections.Counter(), {}
     with tempfile.TemporaryDirectory() as folder:
-        files = [*cheats(asked.device), *honest(asked.device, asked.copies, Path(folder))]
-        layers = [("layer", ConvProblem.parse(LAYER[asked.device]))]
-        for _ in trange(asked.runs, leave=False, disable=None):
+        files = [
+            *cheats(given.device),
+            *honest(given.device, given.copies, Path(folder)),
+        ]
+        layers = [("layer", ConvProblem.parse(LAYER[given.device]))]
+        for _ in trange(given.runs, leave=False, disable=None):
             _, *found = timing.measure(files, layers, 3)
             for each in found:
                 name = each.name.partition("-copy")[0]
-                # Who has to have its copies counted has gained nothing.
+                # A cheat whose copies count as work gains nothing.
                 told = bool(each.failure or "count" in each.note)
                 counts[name, told] += 1
                 said[name] = each.failure or each.note or said.get(name, "")
@@ -55,8 +58,8 @@ def main():
         for name in sorted(said)
     ]
     table = markdown.table(["file", "found out", "accepted", "the last reason"], rows, {1, 2})
-    title = f"Files that cheat the clock, {asked.runs} races on {LAYER[asked.device]}"
-    results.show(asked.output, title, table, {"files": rows})
+    title = f"Files that cheat the clock, {given.runs} races on {LAYER[given.device]}"
+    results.show(given.output, title, table, {"files": rows})
 
 
 def cheats(device):
@@ -66,7 +69,7 @@ def cheats(device):
 
 
 def honest(device, copies, folder):
-    """Copies of our starting files, `copies` in all."""
+    """Return `copies` copies of our starter files."""
     for number in range(copies):
         name = HONEST[device][number % len(HONEST[device])]
         path = kernels_dir() / "files" / "starters" / name

@@ -1,4 +1,5 @@
-"""Programs with planted faults: what the emulator finds, beside compute-sanitizer on a GPU."""
+"""Run programs with planted faults; compare the emulator's findings with compute-sanitizer's on a
+GPU."""
 
 import argparse
 import itertools
@@ -15,7 +16,7 @@ from ece408_op.files import markdown
 from ece408_op.lab import sanitizer
 
 FOLDER = Path(__file__).parents[1] / "tests" / "emulator" / "faults"
-# In order, and in an order by chance.
+# The fixed order, and a random one.
 SEEDS = (None, 1)
 HEAD = ["program", "fault", "emulator", "compute-sanitizer"]
 
@@ -25,16 +26,16 @@ def main():
     parser.add_argument("--jobs", type=int, default=4, help="programs at a time (default: 4)")
     parser.add_argument("--without-gpu", action="store_true", help="the emulator alone")
     options.add_output(parser)
-    asked = parser.parse_args()
-    # What is missing is said before anything runs.
-    found = None if asked.without_gpu else find_sanitizer()
+    given = parser.parse_args()
+    # Report missing tools before anything runs.
+    found = None if given.without_gpu else find_sanitizer()
     files = sorted(FOLDER.glob("*.cu"))
     programs = [each for path in files for each in faults.programs(path)]
     emulator = {}
     for path in files:
         emulator.update(faults.by_emulator(path, SEEDS))
-    tools = {} if found is None else by_tools(found, files, asked.jobs)
-    show(programs, emulator, tools, asked.output)
+    tools = {} if found is None else by_tools(found, files, given.jobs)
+    show(programs, emulator, tools, given.output)
 
 
 def find_sanitizer():
@@ -43,7 +44,7 @@ def find_sanitizer():
 
 
 def by_tools(found, files, jobs):
-    """By program and tool what compute-sanitizer reports."""
+    """Return compute-sanitizer's reports by program and tool."""
     told = {}
     with (
         tempfile.TemporaryDirectory(prefix="ece408-faults-") as name,

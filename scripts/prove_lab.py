@@ -1,6 +1,7 @@
-"""The lab's verdicts on files of others, beside a comparison by other means, and two rankings.
+"""Compare the lab's verdicts on other people's files with an independent check, and rank them
+twice.
 
-Files are named by numbers only.
+Files are identified by numbers only.
 """
 
 import argparse
@@ -18,7 +19,7 @@ from ece408_op.files import markdown
 from ece408_op.lab import ranking
 
 LAYERS = ("fa19_1", "fa19_2")
-IMAGES = 25  # of the comparison by other means
+IMAGES = 25  # for the independent check
 HEAD = ["number", "form", "by other means", "lab check", "agree", "sum, ms", "again, ms", "change"]
 
 
@@ -31,40 +32,40 @@ def main():
     parser.add_argument("--jobs", type=int, default=4, help="files checked at a time (default: 4)")
     parser.add_argument("--compare", nargs="+", help=argparse.SUPPRESS)
     options.add_output(parser)
-    asked = parser.parse_args()
-    if asked.compare:
-        path, output, *texts = asked.compare
+    given = parser.parse_args()
+    if given.compare:
+        path, output, *texts = given.compare
         lab_proof.compare(path, texts, Path(output))
         return
-    if asked.folder is None:
+    if given.folder is None:
         parser.error("name a folder of kernel files")
-    prove(asked)
+    prove(given)
 
 
-def prove(asked):
-    files = ranking.find([asked.folder])
+def prove(given):
+    files = ranking.find([given.folder])
     kernels = {name: file for name, file in files.items() if not isinstance(file, str)}
-    layers = [(name, shapes.find(name, asked.batch_size)) for name in LAYERS]
+    layers = [(name, shapes.find(name, given.batch_size)) for name in LAYERS]
     texts = lab_proof.layer_texts(layers, IMAGES)
     with tempfile.TemporaryDirectory() as folder:
-        others = lab_proof.by_other_means(__file__, kernels, texts, Path(folder), asked.jobs)
+        others = lab_proof.by_other_means(__file__, kernels, texts, Path(folder), given.jobs)
     say(f"{len(kernels)} files compared by other means")
-    checked = rank(files, layers, 0, asked.jobs)
+    checked = rank(files, layers, 0, given.jobs)
     say(f"{len(files)} files checked")
     right = [name for name in kernels if not checked.entries[name].why_not]
-    count = min(asked.most, len(right))
+    count = min(given.most, len(right))
     ranked = {
         name: kernels[name] for name in (right[i * len(right) // count] for i in range(count))
     }
     rankings = []
     for number in (1, 2):
-        rankings.append(rank(ranked, layers, asked.repeat, asked.jobs, checked))
+        rankings.append(rank(ranked, layers, given.repeat, given.jobs, checked))
         say(f"{len(ranked)} files ranked, {number} of 2")
     rows = lab_proof.table_rows(checked, rankings, files, others, len(texts))
     summary = lab_proof.summary(rankings)
     table = f"{summary}\n\n{markdown.table(HEAD, rows, {0, 5, 6, 7})}"
     content = {"summary": summary, "files": [dict(zip(HEAD, row)) for row in rows]}
-    results.show(asked.output, "Kernel files of others in the lab", table, content)
+    results.show(given.output, "Kernel files of others in the lab", table, content)
 
 
 def say(what):
@@ -72,7 +73,7 @@ def say(what):
 
 
 def rank(files, layers, rounds, jobs, checked=None):
-    """A ranking in so many rounds; without `checked`, one that checks the files first."""
+    """Rank the files in these rounds; unless `checked` is given, check them first."""
     conditions = {"layers": {name: str(problem) for name, problem in layers}}
     found = copy.deepcopy(checked) or ranking.Ranking(conditions)
     with tqdm(leave=False, disable=None) as bar:

@@ -1,14 +1,14 @@
-"""Whole networks on a GPU in each precision, and cast to float16: how far from MXNet's float32.
+"""Compare whole networks on a GPU in each precision, and cast to float16, with MXNet's float32.
 
-Beside that, what the format itself costs: MXNet's float32 on the CPU, with both operands of each
-layer rounded to the 11 bits that TF32 and float16 have.
+The table also has the error of the format itself: MXNet's float32 on the CPU, with both operands of
+each layer rounded to the 11 significant bits of TF32 and float16.
 """
 
 import argparse
 import json
 import sys
 
-from studies import asked, zoo
+from studies import bench_request, zoo
 from studies import options as shared
 from tqdm import tqdm
 
@@ -19,17 +19,17 @@ from ece408_op.cli import program
 from ece408_op.files import markdown
 from ece408_op.operator.loading import load_mxnet
 
-# Of the largest output.
+# Relative to the largest output.
 BELOW = {"strict": 1e-5, "float32": 1e-5, "tf32": 1e-3, "float16": 5e-3, "cast to float16": 5e-3}
 HEAD = ["network", "batch", "nodes on the GPU", *BELOW, "operands of 11 bits"]
-ALL = asked.cases("networks")
+ALL = bench_request.cases("networks")
 LAYERS = ("Convolution", "FullyConnected")
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument(
-        "networks", nargs="*", default=asked.cases("networks"), help="(default: all)"
+        "networks", nargs="*", default=bench_request.cases("networks"), help="(default: all)"
     )
     parser.add_argument(
         "--batch-size", type=int, nargs="+", default=[1, 32], help="images at once (default: 1 32)"
@@ -45,7 +45,7 @@ def main():
 
 
 def measured(name, batch):
-    """A network's errors in each precision. Raises what a call raises."""
+    """Measure a network's errors in each precision. Raises what a call raises."""
     net, x = zoo.build(name, batch)
     expected = net(x).asnumpy()
     network = ece408_op.to_gpu(net)
@@ -56,8 +56,8 @@ def measured(name, batch):
             net.cast("float16")
             x = x.astype("float16")
             network = ece408_op.to_gpu(net)
-        asked = precision if precision in ("strict", "float32", "tf32", "float16") else None
-        with settings.override(precision=asked):
+        wanted = precision if precision in ("strict", "float32", "tf32", "float16") else None
+        with settings.override(precision=wanted):
             errors[precision] = zoo.error(network(x).asnumpy().astype("float32"), expected)
     report = network.report
     return {
@@ -70,7 +70,7 @@ def measured(name, batch):
 
 
 def rounded(net, x):
-    """The outputs of a net whose layers' x and weights are rounded."""
+    """Return the outputs of a net whose layers' x and weights are rounded."""
     mx = load_mxnet()
     symbol = net(mx.sym.Variable("data"))
     graph = json.loads(symbol.tojson())
@@ -96,7 +96,7 @@ def rounded(net, x):
 
 
 def show(rows, output):
-    """Prints the table; returns how many errors are larger than what is allowed."""
+    """Print the table; return the number of errors above their limits."""
     cells = []
     for each in rows:
         marked = [
@@ -108,9 +108,9 @@ def show(rows, output):
     wrong = sum(cell.endswith("!") for row in cells for cell in row[3:])
     bars = ", ".join(f"{of}: {below}" for of, below in BELOW.items())
     text = (
-        "The largest difference from MXNet's float32 outputs on the CPU, as a share of the largest "
-        f"output. Allowed is {bars}; more has a '!'. {wrong} have. The last column is what "
-        "rounding both operands of each layer to the 11 bits of TF32 and float16 costs on the "
+        "The largest difference from MXNet's float32 outputs on the CPU, as a fraction of the "
+        f"largest output. Limits: {bars}; '!' marks {wrong} larger ones. The last column is the "
+        "error of rounding both operands of each layer to the 11 bits of TF32 and float16 on the "
         "CPU.\n\n"
     )
     content = {"allowed": BELOW, "rows": rows, "wrong": wrong}

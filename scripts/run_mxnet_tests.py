@@ -1,8 +1,8 @@
-"""Run MXNet's own tests with our operator in Convolution's place, and compare what comes of them.
+"""Run MXNet's own tests with our operator in Convolution's place, and compare the outcomes.
 
-Each test is run twice, with MXNet's own Convolution and with ours; what ours refuses (three
-dimensions, other layouts, sparse arrays) still goes to MXNet's own, and is counted. The tests are
-in MXNet's sources: https://github.com/apache/mxnet, tag 1.9.1, folder tests/python.
+Each test runs twice, with MXNet's own Convolution and with ours; calls that ours refuses (three
+dimensions, other layouts, sparse arrays) still go to MXNet's own, and are counted. The tests are in
+MXNet's sources: https://github.com/apache/mxnet, tag 1.9.1, folder tests/python.
 """
 
 import argparse
@@ -20,7 +20,7 @@ from ece408_op.cli import program
 
 def main():
     options = _options()
-    # Processes that run tests end with this one, as they do after Ctrl-C.
+    # Make the test processes end with this one, as after Ctrl-C.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     print(mxnet_tests.table(_run(options)))
 
@@ -34,8 +34,8 @@ def _options():
         "--files",
         nargs="+",
         metavar="FILE",
-        help="test files below it, such as unittest/test_attr.py (default: all that are about "
-        "networks or convolutions)",
+        help="test files below it, such as unittest/test_attr.py (default: all about networks or "
+        "convolutions)",
     )
     parser.add_argument(
         "--only", default="*", metavar="PATTERN", help="of their tests only these, as in a shell"
@@ -48,7 +48,7 @@ def _options():
         "--own",
         type=Path,
         metavar="FILE",
-        help="keep what came of MXNet's own Convolution there, and do not run again what is there",
+        help="cache the outcomes with MXNet's own Convolution in this file, and reuse them",
     )
     return parser.parse_args()
 

@@ -19,7 +19,7 @@ CHECK = Path(__file__).with_name("check_cuda.py")
 
 
 def run_tool(tool, path, kernels, random):
-    """What the tool says at its end, whether the results were right, and all that was printed."""
+    """Return the tool's summary, whether the results were right, and the whole output."""
     command = [path, "--tool", tool, sys.executable, str(CHECK), *kernels]
     command += ["--small", "--bare", "--random", str(random)]
     result = subprocess.run(command, capture_output=True, text=True)
@@ -35,7 +35,7 @@ def run_tool(tool, path, kernels, random):
 
 
 def _shown(ran):
-    """What a tool found first, or the end of what the program itself said."""
+    """Return the tool's first finding, or the end of the program's own output."""
     if ran["clean"]:
         return ran["output"][-4000:]
     found = [line for line in ran["output"].splitlines() if line.startswith("=")]

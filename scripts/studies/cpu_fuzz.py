@@ -1,9 +1,9 @@
-"""CPU kernels on random problems, against the oracle: exact on whole numbers.
+"""Random problems for the CPU kernels, compared with the oracle: exact on whole numbers.
 
-Every kernel that does not refuse a problem computes it, whether it is the one chosen for it or not,
-forward also with weights that are packed before.
-Arrays lie against memory that must not be touched, and outputs hold NaN before. Some problems have
-infinities and NaN among their inputs, which must show where the textbook loop has them.
+Every kernel that accepts a problem computes it, even if it is not the default for it, forward
+passes also with prepacked weights. Arrays end at forbidden memory, and outputs hold NaN initially.
+Some problems have infinities and NaN among their inputs, which must appear where the textbook loop
+puts them.
 """
 
 from __future__ import annotations
@@ -30,23 +30,23 @@ _ARRAYS = {
     "backward_data": ("x", "w", "y"),
     "backward_weight": ("w", "x", "y"),
 }
-# How kernels of float32 also compute: of other types the same functions do.
+# Variants of float32 kernels; the same functions compute other dtypes.
 _STRICT, _PACKED = "strict", "packed"
-# A status of kernels/cpu/api/ece408.h.
+# A status code of kernels/cpu/api/ece408.h.
 _UNSUPPORTED = 2
-# Multiply-adds of a problem at most, so that the oracle takes milliseconds.
+# Largest number of multiply-adds, so that the oracle takes milliseconds.
 _MOST_PRODUCTS = 200_000
-# Kernels that take rows in pairs are exact while a sum's products times the largest inputs stay
-# below this.
+# Kernels with a Winograd transform of row pairs are exact while a sum's products times the largest
+# inputs stay below this.
 _EXACT = 1 << 18
 
 
 @dataclass(frozen=True)
 class Case:
-    """A problem and how it is computed. Its one-line form (`str`, `parse`) reproduces it.
+    """A problem and how to compute it. Its one-line form (`str`, `parse`) reproduces it.
 
-    `side` says at which end the arrays touch forbidden memory; with `special` there are infinities
-    and NaN among the inputs.
+    `side` is the end at which arrays touch forbidden memory; with `special` the inputs contain
+    infinities and NaN.
     """
 
     problem: ConvProblem
@@ -64,7 +64,7 @@ class Case:
 
     @classmethod
     def parse(cls, text: str) -> Case:
-        """The case that `str` wrote as `text`. Raises `InvalidProblem`, `InvalidSetting`."""
+        """Return the case that `str` wrote as `text`. Raises `InvalidProblem`, `InvalidSetting`."""
         words = text.split()
         numbers = dict(word.split("=", 1) for word in words if "=" in word)
         try:
@@ -83,7 +83,7 @@ class Case:
 
 
 def cases(count: int, seed: int) -> Iterator[Case]:
-    """`count` random cases, the same ones for the same seed and instruction sets."""
+    """Return `count` random cases, reproducible for a seed and instruction sets."""
     isas = native.isas()
     for index in range(count):
         rng = np.random.default_rng([seed, index])
@@ -99,7 +99,8 @@ def cases(count: int, seed: int) -> Iterator[Case]:
 
 
 def run(case: Case) -> tuple[Counter[tuple[str, str]], list[tuple[str, str, str]]]:
-    """How often each kernel computed each direction, and what went wrong: (kernel, direction, how).
+    """Run the case; return how often each kernel computed each direction, and the errors: (kernel,
+    direction, how).
 
     Raises `InvalidSetting` for an instruction set that this CPU lacks.
     """
@@ -148,7 +149,7 @@ def _random_problem(rng: np.random.Generator) -> ConvProblem:
 
 
 def _some(rng: np.random.Generator, most: int) -> int:
-    """From 1 to `most`, small numbers more often."""
+    """Return a random number from 1 to `most`, small numbers more often."""
     return int(math.exp(rng.uniform(0, math.log(most + 1))))
 
 
@@ -177,7 +178,7 @@ def _any(rng: np.random.Generator) -> ConvProblem:
 
 
 def _unit_steps(rng: np.random.Generator) -> ConvProblem:
-    """What `direct` and `winograd` are for."""
+    """Return a problem that `direct` and `winograd` support."""
     fields = {**_plain(rng), "dtype": "float32"}
     if rng.integers(2):
         fields["kernel"] = tuple(int(side) for side in rng.choice((3, 5, 7), 2))
@@ -196,7 +197,7 @@ def _depthwise(rng: np.random.Generator) -> ConvProblem:
 
 
 def _row_pairs(rng: np.random.Generator) -> ConvProblem:
-    """Enough channels, filters and pixels for the gradient for w by pairs of rows."""
+    """Return a problem with enough channels, filters and pixels for the Winograd gradient for w."""
     fields = {**_plain(rng), "channels": 7 + _some(rng, 3), "filters": 7 + _some(rng, 3)}
     height, width = 2 + _some(rng, 40), 2 + _some(rng, 40)
     fields |= {"height": height, "width": width, "kernel": (3, _some(rng, 3))}
@@ -206,7 +207,7 @@ def _row_pairs(rng: np.random.Generator) -> ConvProblem:
 
 
 def _few_windows(rng: np.random.Generator) -> ConvProblem:
-    """Kernels nearly as large as the padded image, and strides beyond it."""
+    """Return a problem with a kernel nearly as large as the padded image, or strides beyond it."""
     fields, pad = _plain(rng, _some(rng, 3)), (_some(rng, 3) - 1, _some(rng, 3) - 1)
     height, width = _pair(rng, 30)
     fields |= {"height": height, "width": width}
@@ -219,7 +220,7 @@ def _few_windows(rng: np.random.Generator) -> ConvProblem:
 
 
 def _apart(rng: np.random.Generator) -> ConvProblem:
-    """Windows that have nothing in common: im2col."""
+    """Return a problem with disjoint windows, for im2col."""
     fields = _plain(rng, _some(rng, 3))
     kernel = _pair(rng, 20)
     fields |= {"kernel": kernel, "height": _some(rng, 80), "width": _some(rng, 80)}
@@ -228,7 +229,7 @@ def _apart(rng: np.random.Generator) -> ConvProblem:
 
 
 def _line(rng: np.random.Generator) -> ConvProblem:
-    """One dimension, long kernels."""
+    """Return a one-dimensional problem with a long kernel."""
     fields = {**_plain(rng), "height": 1, "width": _some(rng, 2000)}
     fields["kernel"] = (1, _some(rng, 400))
     stride, pad = (1, _some(rng, 200)), (0, _some(rng, 20) - 1)
@@ -236,7 +237,7 @@ def _line(rng: np.random.Generator) -> ConvProblem:
 
 
 def _pixels(rng: np.random.Generator) -> ConvProblem:
-    """Planes of a pixel, and single taps."""
+    """Return a problem with single-pixel planes or 1x1 kernels."""
     fields = _plain(rng, _some(rng, 3))
     if rng.integers(2):
         fields |= {"height": 1, "width": 1, "kernel": (1 + 2 * int(rng.integers(3)),) * 2}
@@ -252,7 +253,7 @@ _KINDS: tuple[Callable[[np.random.Generator], ConvProblem], ...] = (
 
 
 def _inputs(case: Case) -> dict[str, np.ndarray]:
-    """Arrays by role: x, w, y (its gradient), bias if there is one; in float64."""
+    """Return arrays by role: x, w, y (its gradient), optional bias; in float64."""
     problem = case.problem
     rng = np.random.default_rng(case.seed)
     terms = max(math.prod(problem.w_shape[1:]), problem.filters * math.prod(problem.kernel))
@@ -273,7 +274,7 @@ def _inputs(case: Case) -> dict[str, np.ndarray]:
 
 
 def _onto(case: Case, shape: tuple[int, ...]) -> np.ndarray:
-    """What the output holds before."""
+    """Return the output's initial contents."""
     if not case.accumulate:
         return np.full(shape, np.nan)
     return np.random.default_rng(case.seed + 1).integers(-8, 9, shape).astype(np.float64)
@@ -297,7 +298,7 @@ def _wrong(
     expected: np.ndarray,
     form: str,
 ) -> str | None:
-    """What is wrong with a kernel's result, or `None`."""
+    """Return the error in a kernel's result, or `None`."""
     dtype, (_, *roles) = case.problem.dtype, _ARRAYS[direction]
     inputs = [
         guarded.place(arrays[role].astype(dtype), case.side, read_only=True)
@@ -333,7 +334,7 @@ def _wrong(
 
 
 def _run_packed(case: Case, kernel: str, *addresses: int | None) -> None:
-    """The forward pass of x, w, bias and y, with packed weights if the kernel packs these."""
+    """Run the forward pass on x, w, bias and y, with packed weights if the kernel supports them."""
     library, problem = native.library(), ctypes.byref(native.as_struct(case.problem))
     code, number = native.ISA_CODES[case.isa], native.kernels().index(kernel)
     library.ece408_packed_floats.restype = ctypes.c_int64
@@ -352,6 +353,6 @@ def _run_packed(case: Case, kernel: str, *addresses: int | None) -> None:
 
 
 def table(ran: Counter[tuple[str, str]], wrong: Counter[tuple[str, str]]) -> str:
-    """Problems and failures by kernel and direction."""
+    """Return a table of problems and failures by kernel and direction."""
     rows = [(*key, ran[key], wrong[key]) for key in sorted(ran | wrong)]
     return markdown.table(["kernel", "direction", "problems", "wrong"], rows)

@@ -1,4 +1,4 @@
-"""Every CUDA kernel through the checker, and what came of it as a table."""
+"""Checks of every CUDA kernel, and a table of the findings."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from ece408_op.bench.checker import (
 from ece408_op.bench.compiling import compile_all
 from ece408_op.files import markdown
 
-# Random problems with real numbers, where a kernel takes none of the course's.
+# Random problems with real numbers, for kernels that reject all of the course's.
 _REAL = 9
 
 
 @dataclass
 class Proof:
-    """What the checks of one kernel found: numbers of exact results, errors by shape, failures."""
+    """Findings of the checks of one kernel: numbers of exact results, errors by shape, failures."""
 
     kernel: str
     course: int = 0
@@ -50,11 +50,11 @@ def prove(
         proof.course += _exact(gpu, case, bare, proof)
     for case in drawn:
         proof.random += _exact(gpu, case, bare, proof)
-    # Kernels of depthwise layers take none of the course's.
+    # Depthwise kernels reject all of the course's.
     for case in [] if bare else on_course or drawn[:_REAL]:
         error = relative_error(gpu, case)
         proof.errors[str(case.problem)] = error
-        # A NaN is not at most anything.
+        # This comparison also rejects NaN.
         if not error <= largest_error(kernel, case.problem):
             proof.failures.append(f"{case.problem}: relative error {error:.2e}")
     return proof
@@ -69,7 +69,7 @@ def _exact(gpu: Gpu, case: Case, bare: bool, proof: Proof) -> bool:
 
 
 def table(proofs: list[Proof]) -> str:
-    """The proofs as a Markdown table, and every failure below it."""
+    """Return the findings as a Markdown table, followed by every failure."""
     head = ["kernel", "course shapes exact", "random problems exact"]
     head += ["largest error on real numbers", "failures"]
     rows = [
@@ -87,5 +87,5 @@ def table(proofs: list[Proof]) -> str:
 
 
 def document(proofs: list[Proof]) -> list[dict[str, Any]]:
-    """The proofs as dicts, for JSON."""
+    """Return the findings as dicts, for JSON."""
     return [vars(proof) for proof in proofs]

@@ -1,4 +1,4 @@
-"""What documents say of measured times: the kernels' headers, kernels/README.md, and README.md."""
+"""Measured times in documents: the kernels' headers, kernels/README.md, and README.md."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _MEASURED = re.compile(r"^// Measured: .*(?:\n// .+)*$", re.M)
 
 
 def header(source: str, kernel: Kernel, document: dict) -> str:
-    """A kernel's source with its measured effect in the header."""
+    """Return a kernel's source with its measured effect in the header."""
     if kernel.direction != "forward":
         line = "// Measured: no, it is not on the ladder."
     elif not any(kernel.name in row["ms"] for row in document["rows"]):
@@ -30,7 +30,7 @@ def header(source: str, kernel: Kernel, document: dict) -> str:
 
 
 def ladder(document: dict) -> str:
-    """What kernels/README.md has between its marks: the ladder, and the kernels beside it."""
+    """Return the generated part of kernels/README.md: the ladder, and the other kernels."""
     beside = [
         (kernel.name, kernel.summary) for kernel in KERNELS if kernel not in cuda_report.LADDER
     ]
@@ -47,21 +47,22 @@ def ladder(document: dict) -> str:
 
 
 def times(document: dict) -> str:
-    """What README.md has between its marks: each of the course's layers forward on the CPU."""
+    """Return the generated part of README.md: each of the course's layers forward on the CPU."""
     lines = []
     for row in document["rows"]:
         if row["direction"] == "forward" and row["case"] in shapes.SHAPES:
             ours, peers = row["ms"][results.OURS]["median"], results.peers(row)
             others = [f"{peers[name] / ours:.1f}x" for name in ("mxnet", "torch")]
             problem = shapes.find(row["case"], row["batch"])
-            share = f"{row['floor_ms'] / ours:.0%}"
-            lines.append([row["case"], f"`{problem}`", f"{ours:.0f} ms", share, *others])
+            fraction = f"{row['floor_ms'] / ours:.0%}"
+            lines.append([row["case"], f"`{problem}`", f"{ours:.0f} ms", fraction, *others])
     head = ["layer", "problem", "time", "of the floor", "MXNet takes", "PyTorch takes"]
     return markdown.table(head, lines)
 
 
 def between(text: str, marks: tuple[str, str], new: str) -> str:
-    """The text with something new between two marks. Raises `InvalidSetting` without these."""
+    """Return the text with new content between two marks. Raises `InvalidSetting` without the
+    marks."""
     if any(text.count(mark) != 1 for mark in marks):
         raise InvalidSetting(f"the text lacks the lines {marks[0]} and {marks[1]}")
     before, rest = text.split(marks[0])
@@ -69,7 +70,8 @@ def between(text: str, marks: tuple[str, str], new: str) -> str:
 
 
 def outdated(root: Path, cpu: dict, cuda: dict) -> dict[Path, str]:
-    """Documents of a checkout that do not say what was measured, with the text for each."""
+    """Return documents of a checkout that differ from the measurements, with the new text of
+    each."""
     kernels, readme = root / "kernels" / "README.md", root / "README.md"
     texts = {
         kernels: between(kernels.read_text(), LADDER, ladder(cuda)),
@@ -78,7 +80,7 @@ def outdated(root: Path, cpu: dict, cuda: dict) -> dict[Path, str]:
     for kernel in KERNELS:
         path = root / "kernels" / "cuda" / kernel.source
         if path.stem != kernel.name:
-            # It is another kernel's source, with macros.
+            # Variants of a kernel by macros have no header.
             continue
         texts[path] = header(path.read_text(), kernel, cuda)
     return {path: text for path, text in texts.items() if path.read_text() != text}
@@ -89,7 +91,7 @@ def _batch(document: dict) -> int:
 
 
 def _wrapped(line: str) -> str:
-    """A comment in lines of at most 100 characters."""
+    """Return a comment in lines of at most 100 characters."""
     lines, rest = [], line
     while len(rest) > 100:
         cut = rest.rindex(" ", 0, 100)

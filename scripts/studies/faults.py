@@ -1,5 +1,5 @@
-"""Programs with planted faults, as tests/emulator/faults has them, and what the emulator and
-compute-sanitizer's tools find in each."""
+"""Programs with planted faults of tests/emulator/faults, and the findings of the emulator and of
+compute-sanitizer's tools in each."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from ece408_op.backends.emulator.findings import KINDS
 from ece408_op.errors import KernelCompileFailed, KernelsMissing, NoUsableGpu
 from ece408_op.lab import sanitizer
 
-# Seconds after which a program hangs.
+# Seconds after which a program counts as hanging.
 LIMIT = 20
-# compute-sanitizer's exit code where it found something.
+# compute-sanitizer's exit code for findings.
 _FOUND = 9
 _PROGRAM = re.compile(r"^(?:PROGRAM|CONVOLUTION|TILES)\((\w+)\b", re.M)
 _MARK = re.compile(r"// (\w+): (.+?)(?= // |$)")
@@ -29,7 +29,7 @@ _MARK = re.compile(r"// (\w+): (.+?)(?= // |$)")
 
 @dataclass(frozen=True)
 class Program:
-    """One of a file's programs, and its faults: what each is, and its "file:line"."""
+    """One of a file's programs, and its faults: the kind and the "file:line" of each."""
 
     name: str
     marks: frozenset[tuple[str, str]]
@@ -49,23 +49,23 @@ class Program:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What one tool reports of one program: what it calls it, and where, "file:line". `failure`
-    says what kept it from an answer."""
+    """One tool's reports on one program: the kind and the "file:line" of each. `failure` says why
+    the tool gave no answer."""
 
     reports: frozenset[tuple[str, str]] = frozenset()
     failure: str = ""
 
     def at_line(self, program: Program) -> bool:
-        """Whether one of the reports is of a line that has the fault."""
+        """Tell whether a report names the line of the fault."""
         return any(place in program.lines for _, place in self.reports)
 
     def record(self) -> dict[str, Any]:
-        """The same for JSON."""
+        """Return a dict for JSON."""
         return {"reports": sorted(map(list, self.reports)), "failure": self.failure}
 
 
 def programs(path: Path) -> list[Program]:
-    """The programs of a CUDA file, with the faults that its comments name."""
+    """Return the programs of a CUDA file, with the faults that its comments name."""
     text = path.read_text(encoding="utf-8")
     marks = [
         (name, kind, f"{path.name}:{number}")
@@ -82,8 +82,9 @@ def programs(path: Path) -> list[Program]:
 def emulated(
     loaded: ctypes.CDLL, content: bytes, name: str, seed: int | None
 ) -> tuple[int, set[tuple[str, str]]]:
-    """Run a program of a library, which has this content, in the emulator, with a seed in an order
-    that it gives: the program's cudaError_t, and each finding's kind and "file:line"."""
+    """Run a library's program, whose content is given, in the emulator, with a seed in the random
+    order of that seed; return the program's cudaError_t, and each finding's kind and
+    "file:line"."""
     findings.take()
     library.begin(loaded, library.Emulation(threads=2, seed=seed))
     error = loaded.run(name.encode())
@@ -92,7 +93,7 @@ def emulated(
 
 
 def by_emulator(path: Path, seeds: Sequence[int | None]) -> dict[str, Outcome]:
-    """What the emulator finds in each program of a file, with all of the seeds together, in this
+    """Return the emulator's findings in each program of a file, of all seeds together, in this
     process. Raises what `emulator_compiler.library` raises."""
     content = emulator_compiler.program(path)
     loaded = library.load(content)
@@ -104,8 +105,8 @@ def by_emulator(path: Path, seeds: Sequence[int | None]) -> dict[str, Outcome]:
 
 
 def compiled(path: Path, folder: Path) -> Path:
-    """The program that nvcc makes of a file for the GPU here, with lines. Raises `KernelsMissing`
-    without nvcc, and `KernelCompileFailed`."""
+    """Compile a file by nvcc for this GPU, with line numbers. Raises `KernelsMissing` without nvcc,
+    and `KernelCompileFailed`."""
     nvcc = shutil.which("nvcc") or shutil.which("nvcc", path="/usr/local/cuda/bin")
     if nvcc is None:
         raise KernelsMissing("nvcc is not on PATH or in /usr/local/cuda/bin")
@@ -118,7 +119,7 @@ def compiled(path: Path, folder: Path) -> Path:
 
 
 def require_gpu() -> None:
-    """Raises `NoUsableGpu` where nvidia-smi shows none."""
+    """Raises `NoUsableGpu` if nvidia-smi lists none."""
     program = shutil.which("nvidia-smi")
     shown = program and subprocess.run([program, "-L"], capture_output=True, text=True)
     if not shown or shown.returncode or "GPU" not in shown.stdout:
@@ -126,8 +127,8 @@ def require_gpu() -> None:
 
 
 def sanitized(sanitizer_path: str, tool: str, made: Path, name: str) -> Outcome:
-    """What one of compute-sanitizer's tools reports while a program runs, in at most `LIMIT`
-    seconds; warnings count, too."""
+    """Run a program under one of compute-sanitizer's tools for at most `LIMIT` seconds; return its
+    reports, including warnings."""
     command = [sanitizer_path, "--tool", tool, "--error-exitcode", str(_FOUND)]
     command += ["--print-limit", "50", "--show-backtrace", "no", str(made), name]
     # The program is the tool's child: both must end.
@@ -147,7 +148,7 @@ def sanitized(sanitizer_path: str, tool: str, made: Path, name: str) -> Outcome:
 
 
 def outcome(output: str, exit_code: int) -> Outcome:
-    """The reports in what a tool has printed; one that has no line has the place ""."""
+    """Parse the reports in a tool's output; a report without a line has the place ""."""
     parsed, ended = sanitizer.parse(output)
     # A race's other access is in its text.
     reports = {
@@ -163,7 +164,7 @@ def outcome(output: str, exit_code: int) -> Outcome:
 
 
 def said(found: Outcome, program: Program) -> str:
-    """Where the fault was found, in words."""
+    """Describe where the fault was found."""
     if found.reports:
         where = "found at its line" if found.at_line(program) else "found elsewhere"
         return "reports" if program.is_right else where
@@ -171,7 +172,7 @@ def said(found: Outcome, program: Program) -> str:
 
 
 def tools_said(found: dict[str, Outcome], program: Program) -> str:
-    """What each of several tools has said, those that have said nothing left out."""
+    """Describe the findings of several tools, without tools that found nothing."""
     told = [
         f"{tool}: {said(each, program)}{', hangs' if each.reports and each.failure else ''}"
         for tool, each in found.items()
@@ -181,7 +182,8 @@ def tools_said(found: dict[str, Outcome], program: Program) -> str:
 
 
 def counted(what: str, found: Iterable[tuple[Program, Sequence[Outcome]]]) -> str:
-    """In how many programs a fault was found, at its line, and in how many right ones."""
+    """Count the programs in which a fault was found, at its line, and the correct ones with a
+    finding."""
     pairs = list(found)
     wrong = [(program, each) for program, each in pairs if not program.is_right]
     reported = sum(any(one.reports for one in each) for _, each in wrong)

@@ -18,46 +18,46 @@ from ece408_op.errors import Ece408Error
 from ece408_op.problem import ConvProblem
 
 from . import layers
-from .asked import Asked
+from .bench_request import Request
 
-ABOUT = "Float32; `kernel` is the one that is chosen. cuDNN without TF32."
-# cuDNN's, without TF32.
+ABOUT = "Float32; `kernel` is the chosen one. cuDNN without TF32."
+# cuDNN's variants, without TF32.
 _VARIANTS = ("NCHW float32", "NHWC float32")
 
 
-def rows(asked: Asked) -> Iterator[Row]:
-    """A row for each layer, batch and direction; one that cannot be measured is a failure."""
-    gpu = device.get(asked.gpu)
-    cases = list(itertools.product(layers.problems(asked), asked.directions))
+def rows(request: Request) -> Iterator[Row]:
+    """Yield a row for each layer, batch and direction; one that cannot be measured is a failure."""
+    gpu = device.get(request.gpu)
+    cases = list(itertools.product(layers.problems(request), request.directions))
     plans = [
         plan
         for (*_, problem), direction in cases
-        for plan in plans_of(gpu, problem, direction, asked.kernels).values()
+        for plan in plans_of(gpu, problem, direction, request.kernels).values()
     ]
-    # What checks gradients for w.
+    # The kernel that checks gradients for w.
     checked = (problem for (*_, problem), direction in cases if direction == "backward_weight")
     plans += [cuda_timer.strict_plan(gpu, each, "backward_weight") for each in checked]
     compile_all(gpu, plans)
-    with asked.peer("cudnn", cudnn.Peer) as peer:
+    with request.peer("cudnn", cudnn.Peer) as peer:
         for (text, batch, problem), direction in cases:
             row: Row = {"case": text, "batch": batch, "direction": direction}
             try:
-                _measure(row, gpu, problem, asked)
+                _measure(row, gpu, problem, request)
                 if peer is not None:
-                    cudnn.add(row, peer.measure(problem, asked.repeat, direction, _VARIANTS))
+                    cudnn.add(row, peer.measure(problem, request.repeat, direction, _VARIANTS))
             except Ece408Error as error:
                 row["failure"] = str(error)
             yield row
 
 
-def _measure(row: Row, gpu: Gpu, problem: ConvProblem, asked: Asked) -> None:
-    """The chosen kernel, and those of `asked` that can compute the problem."""
-    plans = plans_of(gpu, problem, row["direction"], asked.kernels)
+def _measure(row: Row, gpu: Gpu, problem: ConvProblem, request: Request) -> None:
+    """Measure the chosen kernel, and the requested ones that can compute the problem."""
+    plans = plans_of(gpu, problem, row["direction"], request.kernels)
     chosen = next(iter(plans))
     row.update(kernel=chosen, ms={}, errors={})
     with cuda_timer.bench(gpu, problem, row["direction"]) as bench:
         for name, plan in plans.items():
-            timing = bench.time(catalog.get(name), asked.repeat, plan)
+            timing = bench.time(catalog.get(name), request.repeat, plan)
             who = OURS if name == chosen else name
             row["ms"][who], row["errors"][who] = summary(timing.samples_ms), timing.error
             if timing.failure:
@@ -67,7 +67,7 @@ def _measure(row: Row, gpu: Gpu, problem: ConvProblem, asked: Asked) -> None:
 def plans_of(
     gpu: Gpu, problem: ConvProblem, direction: str, kernels: Sequence[str]
 ) -> dict[str, Plan]:
-    """By kernel: first what a call without a kernel's name runs, then the named ones."""
+    """Return plans by kernel: first the default one, then the named ones."""
     (chosen,) = work.example(problem, direction).plans(gpu, problem.batch)
     plans = {chosen.kernel.name: chosen}
     for name in kernels:

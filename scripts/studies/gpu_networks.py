@@ -1,4 +1,4 @@
-"""Networks of MXNet's zoo as a whole on the GPU, beside PyTorch on the same GPU: host to host."""
+"""Whole networks of MXNet's zoo on the GPU, beside PyTorch on the same GPU, from host to host."""
 
 from __future__ import annotations
 
@@ -20,34 +20,34 @@ from ece408_op.files import markdown
 from ece408_op.operator.loading import load_mxnet
 
 from . import zoo
-from .asked import Asked
+from .bench_request import Request
 
 ABOUT = (
-    "Passes from the host to the host. `first s` is of the first pass, which compiles and loads "
-    "what is not in the cache; `kernels ms` is the sum of our kernels one by one; `error` is "
-    "beside MXNet's outputs on the CPU, as a share of the largest output."
+    "Passes from the host to the host. `first s` is the first pass, which compiles and loads "
+    "kernels that are not cached; `kernels ms` is the sum of our kernels one by one; `error` is "
+    "relative to the largest of MXNet's outputs on the CPU."
 )
 _GLUONCV = "gluoncv/"
 _VARIANTS = ("NCHW float32", "NHWC float32", "NCHW tf32", "NHWC tf32")
 # Calls in which a network learns on how many GPUs it is fastest.
 _LEARNING = 12
-# Images whose results are compared with MXNet's on the CPU: the first and the last ones.
+# Number of images compared with MXNet's results on the CPU: the first and the last ones.
 _CHECKED = 4
-# What outputs may differ from MXNet's on the CPU, of the largest.
+# Largest difference from MXNet's outputs on the CPU, relative to the largest output.
 TOLERANCE = 1e-5
 
 Step = tuple[str, str, str, float]
 
 
 class Peer(process.GpuPeer):
-    """PyTorch with CUDA under another Python; torch_network.py says what to ask."""
+    """PyTorch with CUDA under another Python; torch_network.py documents the requests."""
 
     program = "torch_network.py"
 
 
 def _of_gluoncv(case: str) -> tuple[Any, Any]:
-    """A network of GluonCV, NAME@HEIGHTxWIDTH, with random weights, and two images for it. Raises
-    `InvalidSetting` if GluonCV is not there."""
+    """Return a network of GluonCV, NAME@HEIGHTxWIDTH, with random weights, and two images for it.
+    Raises `InvalidSetting` without GluonCV."""
     mx = load_mxnet()
     name, _, size = case.partition("@")
     try:
@@ -61,7 +61,7 @@ def _of_gluoncv(case: str) -> tuple[Any, Any]:
     options = {"pretrained_base": False} if whole else {}
     mx.random.seed(408)
     net = model_zoo.get_model(name, pretrained=False, **options)
-    # Some blocks have initializers of their own, with which answers would hardly depend on images.
+    # Initializers of some blocks would make outputs nearly independent of images.
     xavier = mx.init.Xavier(rnd_type="gaussian", factor_type="in", magnitude=2)
     net.initialize(xavier)
     for parameter in net.collect_params(".*weight").values():
@@ -70,12 +70,12 @@ def _of_gluoncv(case: str) -> tuple[Any, Any]:
 
 
 class Ours:
-    """A network with random weights, and images for it; of several outputs the first one."""
+    """A network with random weights, and images for it; only its first output counts."""
 
     def __init__(self, name: str, batch: int) -> None:
         mx = load_mxnet()
         self.net, x = self._build(name)
-        # Shapes that are not known before the first pass are then known.
+        # The first pass infers shapes that are unknown before.
         self._first(self.net(x)).wait_to_read()
         self.symbol = self._first(self.net(mx.sym.Variable("data")))
         held = {p.name: p.data().asnumpy() for p in self.net.collect_params().values()}
@@ -102,12 +102,12 @@ class Ours:
         return self.network.watch(self._inputs, self._outputs)
 
     def checked(self) -> np.ndarray:
-        """Numbers of the images that are compared."""
+        """Return the numbers of the compared images."""
         batch = len(self.y)
         return np.unique([*range(min(batch, _CHECKED)), *range(max(0, batch - _CHECKED), batch)])
 
     def expected(self) -> np.ndarray:
-        """MXNet's outputs of these."""
+        """Return MXNet's outputs of the compared images."""
         mx = load_mxnet()
         return self._first(self.net(mx.nd.array(self.arrays["data"][self.checked()]))).asnumpy()
 
@@ -126,22 +126,22 @@ def _array(values: np.ndarray) -> Array:
     return Array(values.ctypes.data, values.shape, str(values.dtype), 0)
 
 
-def rows(asked: Asked) -> Iterator[Row]:
-    """A row for each network and batch; one that cannot be measured is a failure."""
-    with asked.peer("torch", Peer) as peer:
-        for case in asked.cases:
-            for batch in asked.batches:
+def rows(request: Request) -> Iterator[Row]:
+    """Yield a row for each network and batch; one that cannot be measured is a failure."""
+    with request.peer("torch", Peer) as peer:
+        for case in request.cases:
+            for batch in request.batches:
                 row: Row = {"case": case, "batch": batch}
                 try:
-                    row.update(measure(case, batch, peer, asked))
+                    row.update(measure(case, batch, peer, request))
                 except Ece408Error as error:
                     row["failure"] = str(error)
                 yield row
 
 
-def measure(name: str, batch: int, peer: Peer | None, asked: Asked) -> Row:
-    """Time a network and its twins in turns, also on each of the sets of GPUs, which share the
-    images."""
+def measure(name: str, batch: int, peer: Peer | None, request: Request) -> Row:
+    """Time a network and its peers in turns, also on each set of GPUs, among which images are
+    divided."""
     ours = Ours(name, batch)
     first = cpu_timer.elapsed_ms(ours.run) / 1e3
     expected = ours.expected()
@@ -159,7 +159,7 @@ def measure(name: str, batch: int, peer: Peer | None, asked: Asked) -> Row:
                 peer.ask(run=variant, to=files[3], images=ours.checked().tolist())
                 errors[f"torch {variant}"] = zoo.error(np.load(files[3]), expected)
                 calls[f"torch {variant}"] = functools.partial(_pass, peer, variant)
-        for devices in asked.devices:
+        for devices in request.devices:
             who = f"{OURS} on GPUs {devices}"
             calls[who] = functools.partial(_elapsed_on, devices, ours)
             for _ in range(_LEARNING):
@@ -167,14 +167,14 @@ def measure(name: str, batch: int, peer: Peer | None, asked: Asked) -> Row:
             errors[who] = zoo.error(ours.y[ours.checked()], expected)
         times = cpu_timer.interleaved(
             {who: functools.partial(_after_another, call) for who, call in calls.items()},
-            asked.repeat,
+            request.repeat,
         )
     errors[OURS] = max(errors[OURS], zoo.error(ours.y[ours.checked()], expected))
-    # A few in a row, as they were timed.
+    # Several consecutive calls, as in the timing.
     watched = [ours.watched() for _ in range(3)][-1]
     steps = ours.steps()
     ours.network.close()
-    if asked.details:
+    if request.details:
         print(f"{name}, batch {batch}\n\n{watched_table(watched)}\n\n{steps_table(steps)}\n")
     worst = max(each for who, each in errors.items() if who.startswith(OURS))
     wrong = {OURS: f"outputs are wrong: {errors}"} if worst > TOLERANCE else {}
@@ -191,7 +191,7 @@ def _elapsed_on(devices: str, ours: Ours) -> float:
 
 
 def _after_another(call: Any) -> float:
-    """The time of a call of which another has just ended."""
+    """Time a call that immediately follows another."""
     call()
     return call()
 
@@ -201,7 +201,7 @@ def _pass(peer: Peer, variant: str) -> float:
 
 
 def steps_table(steps: list[Step]) -> str:
-    """Our steps, the longest first."""
+    """Return a table of our steps, the longest first."""
     rows = [
         [node, kernel, f"`{problem}`" if problem else "", f"{ms:.4f}"]
         for node, kernel, problem, ms in sorted(steps, key=lambda each: -each[3])
@@ -210,7 +210,7 @@ def steps_table(steps: list[Step]) -> str:
 
 
 def watched_table(watched: Watched) -> str:
-    """Where the time of a call went: on the host, and of each chunk on the GPU."""
+    """Describe the parts of a call's time: on the host, and of each chunk on the GPU."""
     about = (
         f"{1e3 * watched.seconds:.2f} ms: the host copies for {1e3 * watched.copying:.2f}, waits "
         f"for {1e3 * watched.waiting:.2f}. By the GPU's clock, in ms since the call began:"

@@ -1,4 +1,4 @@
-"""Arrays that lie against memory which must not be touched: a stray access ends the process."""
+"""Arrays next to forbidden memory: a stray access ends the process."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ def _protect(address: int, size: int, protection: int) -> None:
 
 
 def place(values: np.ndarray, side: str, read_only: bool = False) -> np.ndarray:
-    """A copy of `values` that ends (side "end") or begins ("start") at a forbidden page.
+    """Return a copy of `values` that ends (side "end") or begins ("start") at a forbidden page.
 
-    On the other side it has a canary of 0xff bytes, NaN as floats; `canary_intact` looks at it.
+    On the other side it has a canary of 0xff bytes, NaN as floats; `canary_intact` checks it.
     """
     pages = -(-max(values.nbytes, 1) // mmap.PAGESIZE) + 1
     size = pages * mmap.PAGESIZE
@@ -39,7 +39,8 @@ def place(values: np.ndarray, side: str, read_only: bool = False) -> np.ndarray:
 
 
 def canary_intact(array: np.ndarray, side: str) -> bool:
-    """Whether the bytes between the array and the far forbidden page are as `place` left them."""
+    """Tell whether the bytes between the array and the far forbidden page are unchanged since
+    `place`."""
     slack = mmap.PAGESIZE - array.nbytes % mmap.PAGESIZE
     start = array.ctypes.data - slack if side == "end" else array.ctypes.data + array.nbytes
     return bytes((ctypes.c_char * slack).from_address(start)) == b"\xff" * slack

@@ -1,4 +1,4 @@
-"""Kernel files through the lab, and by other means: are the verdicts the same, and the order?"""
+"""Comparison of the lab's verdicts and rankings of kernel files with an independent check."""
 
 from __future__ import annotations
 
@@ -22,19 +22,20 @@ from ece408_op.errors import Ece408Error
 from ece408_op.lab.ranking import Entry, Ranking
 from ece408_op.problem import ConvProblem
 
-# Of images of normally distributed numbers, in the L2 norm: TF32 and half precision are beyond.
+# L2 error for normally distributed numbers; TF32 and half precision exceed it.
 LARGEST_ERROR = 1e-5
 _SECONDS = 120
-# Sums closer than this may change places.
+# Files whose sums differ by less may change places.
 CLOSE = 0.02
 STEADY = 0.01
 
 
 def compare(path: str, texts: Sequence[str], output: Path) -> None:
-    """Compute problems by a file as the operator does, and by our CPU kernels; write for each how
-    many elements of whole numbers differ, and the relative error of real ones, or what failed.
+    """Compute problems by a file as the operator does, and by our CPU kernels; write for each the
+    number of wrong elements for whole numbers, and the relative error for real ones, or the
+    failure.
 
-    Run it in a process of its own: it is the file's, too.
+    Run it in a separate process, since the file's code runs in it.
     """
     rng = np.random.default_rng(408)
     rows: list[dict[str, Any]] = []
@@ -76,7 +77,7 @@ def by_other_means(
     folder: Path,
     jobs: int,
 ) -> dict[str, list[dict[str, Any]]]:
-    """`compare` for each file, in processes; no rows for one that ends or hangs."""
+    """Run `compare` for each file in a process; no rows for one that ends or hangs."""
 
     def one(item: tuple[str, KernelFile]) -> list[dict[str, Any]]:
         output = folder / f"{item[1].key}.json"
@@ -92,7 +93,7 @@ def by_other_means(
 
 
 def is_right(rows: Sequence[dict[str, Any]], expected: int) -> bool:
-    """Whether there is a row for each of so many problems, and all are right."""
+    """Tell whether there are `expected` rows, and all are right."""
     return len(rows) == expected and all(
         row.get("wrong") == 0 and row["error"] is not None and row["error"] <= LARGEST_ERROR
         for row in rows
@@ -100,7 +101,7 @@ def is_right(rows: Sequence[dict[str, Any]], expected: int) -> bool:
 
 
 def said(rows: Sequence[dict[str, Any]], expected: int) -> str:
-    """The rows of so many problems in words: what is the worst."""
+    """Describe the worst of the rows, of which there should be `expected`."""
     for row in rows:
         if "failure" in row:
             return "fails"
@@ -120,7 +121,8 @@ def table_rows(
     others: dict[str, list[dict[str, Any]]],
     problems: int,
 ) -> list[list[str]]:
-    """A row for each file, by number: form, both verdicts, sums of both rankings, their change."""
+    """Return a row for each file, by number: form, both verdicts, sums of both rankings, their
+    change."""
     rows = []
     for number, (name, file) in enumerate(files.items(), 1):
         entry, own = checked.entries[name], others.get(name, [])
@@ -145,13 +147,13 @@ def table_rows(
 
 
 def _short(entry: Entry, name: str) -> str:
-    """Why a file has no rank, without its name and path."""
+    """Return why a file has no rank, without its name and path."""
     words = [word for word in entry.wrong.split() if "/" not in word and name not in word]
     return " ".join(words)[:110].replace("|", "/")
 
 
 def summary(rankings: Sequence[Ranking]) -> str:
-    """How much medians and sums change from one ranking to the other, and which pairs change
+    """Describe how much medians and sums differ between the rankings, and which pairs change
     places."""
     first, second = ({e.name: r.sum(e) or 0.0 for e in r.in_order()} for r in rankings)
     both = [name for name in first if name in second]

@@ -1,4 +1,4 @@
-"""The ladders of kernels: on the CPU the instruction sets, on a GPU every kernel beside cuDNN."""
+"""Ladders of kernels: instruction sets on the CPU, every kernel beside cuDNN on a GPU."""
 
 from __future__ import annotations
 
@@ -14,36 +14,37 @@ from ece408_op.bench.results import Row, summary
 from ece408_op.errors import Ece408Error
 from ece408_op.problem import ConvProblem
 
-from .asked import Asked
+from .bench_request import Request
 
 ABOUT_CPU = "Into memory that has been written before; of the textbook loops (reference) one run."
 ABOUT_GPU = "Each kernel by itself, by events; cuDNN through PyTorch."
 
 
-def rows_on_cpu(asked: Asked) -> Iterator[Row]:
-    """A row for each case and batch."""
+def rows_on_cpu(request: Request) -> Iterator[Row]:
+    """Yield a row for each case and batch."""
     isas = tuple(reversed(native.isas()))
-    with asked.peer("torch", cpu_timer.TorchPeer) as peer:
-        for case in asked.cases:
-            for batch in asked.batches:
+    with request.peer("torch", cpu_timer.TorchPeer) as peer:
+        for case in request.cases:
+            for batch in request.batches:
                 problem = shapes.find(case, batch)
-                times, _ = cpu_timer.by_isa(problem, isas, peer, asked.repeat)
+                times, _ = cpu_timer.by_isa(problem, isas, peer, request.repeat)
                 ms = {who: summary(samples) for who, samples in times.items()}
                 yield {"case": case, "batch": batch, "ms": ms}
 
 
-def rows_on_gpu(asked: Asked) -> Iterator[Row]:
-    """A row for each case and batch, checked; what an earlier run has is not measured again."""
-    gpu = device.get(asked.gpu)
+def rows_on_gpu(request: Request) -> Iterator[Row]:
+    """Yield a row for each case and batch, checked; results of an earlier run are not measured
+    again."""
+    gpu = device.get(request.gpu)
     forward = [kernel for kernel in catalog.KERNELS if kernel.direction == "forward"]
-    kernels = [catalog.get(name) for name in asked.kernels] or forward
-    earlier = {(row["case"], row["batch"]): row for row in asked.earlier}
-    with asked.peer("cudnn", cudnn.Peer) as peer:
-        for case in asked.cases:
-            for batch in asked.batches:
+    kernels = [catalog.get(name) for name in request.kernels] or forward
+    earlier = {(row["case"], row["batch"]): row for row in request.earlier}
+    with request.peer("cudnn", cudnn.Peer) as peer:
+        for case in request.cases:
+            for batch in request.batches:
                 empty = {"case": case, "batch": batch, "ms": {}, "errors": {}}
                 row = earlier.get((case, batch), empty)
-                _fill(gpu, shapes.find(case, batch), row, kernels, peer, asked.repeat)
+                _fill(gpu, shapes.find(case, batch), row, kernels, peer, request.repeat)
                 yield row
 
 
@@ -55,7 +56,7 @@ def _fill(
     peer: cudnn.Peer | None,
     samples: int,
 ) -> None:
-    """Measure what a row does not have yet."""
+    """Measure what a row lacks."""
     with cuda_timer.bench(gpu, problem) as bench:
         for kernel in kernels:
             if kernel.name in row["ms"] or kernel.why_not(problem, gpu.capability) is not None:

@@ -1,4 +1,4 @@
-"""Layers of networks on the CPU: each direction by every kernel that suits, and by PyTorch."""
+"""Layers of networks on the CPU: each direction by every suitable kernel, and by PyTorch."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from ece408_op.bench.results import OURS, Row, summary
 from ece408_op.errors import UnsupportedProblem, WrongResult
 from ece408_op.problem import ConvProblem
 
-from .asked import Asked
+from .bench_request import Request
 
 ABOUT = (
-    "Arrays are warm and stay; weights are packed or read where they are in each call, as outside "
-    "of networks. `kernel` is the one that is chosen."
+    "All calls use the same arrays; each call packs weights or reads them unpacked, as outside of "
+    "networks. `kernel` is the chosen one."
 )
 # Inputs and output of each direction, in the order of kernels/cpu/api/ece408.h.
 _ARRAYS = {
@@ -28,35 +28,35 @@ _ARRAYS = {
     "backward_data": ("w", "y", "x"),
     "backward_weight": ("x", "y", "w"),
 }
-# Relative L2 difference between two kernels' results from which on one of them is wrong.
+# If two kernels' results have a larger relative L2 difference, one of them is wrong.
 _TOLERANCE = 1e-5
 _LINE_BYTES = 64
 
 
-def problems(asked: Asked) -> list[tuple[str, int, ConvProblem]]:
-    """Each layer with each batch: its text, the batch, and the problem, without a bias, which
-    cuDNN's convolutions lack. A case is a layer, or what `tune_targets` calls several by."""
+def problems(request: Request) -> list[tuple[str, int, ConvProblem]]:
+    """Return each layer with each batch: its text, the batch, and the problem without bias, as in
+    cuDNN. A case is a layer, or a name of `tune_targets` for several."""
     texts: dict[str, None] = {}
-    for case in asked.cases:
+    for case in request.cases:
         if "," in case:
             texts[case] = None
             continue
         for each in tune_targets.layers(case):
             alone = str(dataclasses.replace(each, batch=1, bias=False))
             texts[alone.partition(",")[2]] = None
-    return [(t, n, ConvProblem.parse(f"b{n},{t}")) for n in asked.batches for t in texts]
+    return [(t, n, ConvProblem.parse(f"b{n},{t}")) for n in request.batches for t in texts]
 
 
-def rows(asked: Asked) -> Iterator[Row]:
-    """A row for each layer, batch and direction. Raises `WrongResult` where kernels disagree."""
-    with asked.peer("torch", TorchPeer) as peer:
-        for text, batch, problem in problems(asked):
+def rows(request: Request) -> Iterator[Row]:
+    """Yield a row for each layer, batch and direction. Raises `WrongResult` if kernels disagree."""
+    with request.peer("torch", TorchPeer) as peer:
+        for text, batch, problem in problems(request):
             arrays = _inputs(problem)
-            for direction in asked.directions:
+            for direction in request.directions:
                 chosen = native.choose(problem, direction, native.isas()[0])
                 ours = _kernels(problem, direction, arrays, chosen)
                 with torch_contenders(peer, problem, direction) as others:
-                    times = interleaved({**ours, **others}, asked.repeat)
+                    times = interleaved({**ours, **others}, request.repeat)
                 ms = {name: summary(each) for name, each in times.items()}
                 about = {"case": text, "batch": batch, "direction": direction, "kernel": chosen}
                 yield {**about, "ms": ms}
@@ -72,9 +72,8 @@ def _inputs(problem: ConvProblem) -> dict[str, np.ndarray]:
 
 
 def _room(shape: tuple[int, ...]) -> np.ndarray:
-    """A float32 array that begins with a cache line, as MXNet's and PyTorch's do. Large ones of
-    numpy lie 16 bytes behind the start of one: loads of whole lines touch two.
-    """
+    """Return a float32 array aligned to a cache line, as MXNet's and PyTorch's are. Large ones of
+    NumPy start 16 bytes after a line's start, so that loads of whole lines touch two."""
     nbytes = 4 * math.prod(shape)
     memory = np.empty(nbytes + _LINE_BYTES, np.uint8)
     start = -memory.ctypes.data % _LINE_BYTES
@@ -84,7 +83,8 @@ def _room(shape: tuple[int, ...]) -> np.ndarray:
 def _kernels(
     problem: ConvProblem, direction: str, arrays: dict[str, np.ndarray], chosen: str
 ) -> dict[str, Sample]:
-    """The kernels that compute a direction, the chosen one first, each checked against it."""
+    """Return the kernels that compute a direction, the chosen one first, each checked against
+    it."""
     *inputs, output = _ARRAYS[direction]
     out = _room(arrays[output].shape)
     addresses = [arrays[name].ctypes.data if name in arrays else None for name in inputs]

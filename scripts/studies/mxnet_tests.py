@@ -1,4 +1,5 @@
-"""MXNet's own tests with its Convolution and with ours in its place, and what came of both."""
+"""MXNet's own tests with its Convolution and with ours in its place, and a comparison of the
+outcomes."""
 
 from __future__ import annotations
 
@@ -21,9 +22,9 @@ from ece408_op.errors import DataMissing
 from ece408_op.files import markdown
 from ece408_op.files.cachedir import atomic_path
 
-from .asked import cases
+from .bench_request import cases
 
-# Every test of these is run; of other files, those that are about convolutions.
+# Every test of these files runs; of other files, only tests of convolutions.
 WHOLE_FILES = tuple(cases("mxnet_tests"))
 _TEXT = 6000
 _WORKER = Path(__file__).with_name("mxnet_tests_worker.py")
@@ -32,11 +33,11 @@ _ABOUT = re.compile(r"conv(?!er)|model_zoo|resnet", re.IGNORECASE)
 
 @dataclass
 class Outcome:
-    """What came of a test: "passed", "failed", "skipped", "crashed" or "hung".
+    """A test's outcome: "passed", "failed", "skipped", "crashed" or "hung".
 
     `error` is the error in one line, `text` with its traceback. `calls` counts the calls of
-    Convolution while the test ran with ours in its place: under "ours" those that ours took, and
-    under why it did not those that went to MXNet's own.
+    Convolution in the test with ours in place: under "ours" those that ours computed, and under the
+    reason those passed to MXNet's own.
     """
 
     outcome: str
@@ -54,7 +55,8 @@ Outcomes = dict[str, Outcome]
 
 
 def about_convolution(source: str) -> set[str]:
-    """Names of the tests that mention a convolution, themselves or in what they call here."""
+    """Return names of the tests that mention a convolution, directly or in functions of the file
+    that they call."""
     definitions = {
         node.name: node
         for node in ast.parse(source).body
@@ -76,10 +78,10 @@ def about_convolution(source: str) -> set[str]:
 
 
 def selected(sources: Path, files: Iterable[str] | None) -> dict[str, set[str] | None]:
-    """Test files below `sources`, and which of their tests to run, `None` for all of them.
+    """Return test files below `sources`, and the tests to run in each, `None` for all.
 
-    By default `WHOLE_FILES`, and of the others in unittest the tests about convolutions. Raises
-    `DataMissing` for a file that is not there.
+    By default `WHOLE_FILES`, and the tests about convolutions in the other files of unittest.
+    Raises `DataMissing` for a missing file.
     """
     if files is None:
         others = (f"unittest/{path.name}" for path in sources.glob("unittest/test_*.py"))
@@ -99,10 +101,10 @@ def _names_in(sources: Path, file: str) -> set[str] | None:
 
 @dataclass
 class Run:
-    """Tests of one file, run in processes of their own, one after the other.
+    """Tests of one file, run in separate processes, one after the other.
 
-    Run are the tests that are among `names` (`None` for all) and fit the pattern `only`. One that
-    takes longer than `limit` seconds has hung.
+    It runs the tests in `names` (`None` for all) that match the pattern `only`. A test that takes
+    longer than `limit` seconds has hung.
     """
 
     sources: Path
@@ -112,9 +114,9 @@ class Run:
     only: str = "*"
 
     def outcomes(self, convolution: str, tests: set[str] | None = None) -> Outcomes:
-        """Run them, in as many processes as it takes to get past those that crash or hang.
+        """Run them, in another process after each crash or hang.
 
-        `convolution` is "own" or "ours"; of the tests only those whose whole names `tests` has.
+        `convolution` is "own" or "ours"; `tests` limits the tests by their whole names.
         """
         outcomes: Outcomes = {}
         while True:
@@ -136,12 +138,12 @@ class Run:
     def _process(
         self, folder: Path, task: dict[str, object], convolution: str
     ) -> tuple[Outcomes, bool]:
-        asked, log, events = (folder / name for name in ("task.json", "log", "events"))
+        task_file, log, events = (folder / name for name in ("task.json", "log", "events"))
         events.touch()
-        asked.write_text(json.dumps({**task, "events": str(events)}), encoding="utf-8")
+        task_file.write_text(json.dumps({**task, "events": str(events)}), encoding="utf-8")
         with log.open("wb") as output:
             process = subprocess.Popen(
-                [sys.executable, str(_WORKER), str(asked)],
+                [sys.executable, str(_WORKER), str(task_file)],
                 cwd=folder,
                 env=_environment(convolution),
                 stdin=subprocess.DEVNULL,
@@ -152,7 +154,7 @@ class Run:
             try:
                 end = _wait(process, events, self.limit)
             finally:
-                # What the tests themselves have started ends too.
+                # End processes that the tests started, too.
                 with contextlib.suppress(ProcessLookupError):
                     os.killpg(process.pid, signal.SIGKILL)
                 process.wait()
@@ -165,7 +167,7 @@ def _environment(convolution: str) -> dict[str, str]:
     return {
         "MXNET_TEST_SEED": "408",
         "MXNET_MODULE_SEED": "408",
-        # Threads that spin while they wait take the cores from each other on a busy machine.
+        # Threads that spin while they wait compete for cores on a busy machine.
         "OMP_WAIT_POLICY": "passive",
         **os.environ,
         "CONVOLUTION": convolution,
@@ -175,7 +177,7 @@ def _environment(convolution: str) -> dict[str, str]:
 
 
 def _wait(process: subprocess.Popen, events: Path, limit: float) -> Outcome | None:
-    """How a process ended, if not well; it is not waited for once a test takes too long."""
+    """Return how a process ended, if not well; stop waiting once a test takes too long."""
     while True:
         with contextlib.suppress(subprocess.TimeoutExpired):
             status = process.wait(timeout=0.2)
@@ -188,10 +190,10 @@ def _wait(process: subprocess.Popen, events: Path, limit: float) -> Outcome | No
 
 
 def read_events(file: str, events: str, end: Outcome | None, log: str) -> tuple[Outcomes, bool]:
-    """What came of the tests of one process, and whether it got to the last of them.
+    """Return the outcomes of the tests of one process, and whether it reached the last test.
 
-    `end` is how the process ended, if not well. That is what came of the test that was running,
-    else of a test by the name of the file and what was going on.
+    `end` is how the process ended, if not well. It becomes the outcome of the running test, else of
+    a pseudo-test named after the file and the stage.
     """
     outcomes: Outcomes = {}
     running, finished = f"{file}::(before any test)", False
@@ -213,13 +215,13 @@ def read_events(file: str, events: str, end: Outcome | None, log: str) -> tuple[
 
 @dataclass
 class FileResult:
-    """What came of the tests of one file with MXNet's own Convolution, and with ours: the same."""
+    """Outcomes of the tests of one file with MXNet's own Convolution, and with ours."""
 
     own: Outcomes
     ours: Outcomes
 
     def verdict(self, test: str) -> str:
-        """One of `VERDICTS` for a test."""
+        """Return one of `VERDICTS` for a test."""
         own, ours = self.own[test], self.ours[test]
         if own.outcome == ours.outcome == "skipped":
             return "skipped"
@@ -230,7 +232,7 @@ class FileResult:
         return "passed with both"
 
     def calls(self) -> Counter[str]:
-        """Calls of Convolution by who took them: "ours", or why not."""
+        """Count calls of Convolution by "ours", or the reason why not."""
         total: Counter[str] = Counter()
         for outcome in self.ours.values():
             total.update(outcome.calls)
@@ -247,11 +249,11 @@ VERDICTS = (
 
 
 def compare(run: Run, own: Outcomes) -> FileResult:
-    """Do `run`, and with MXNet's own Convolution what of it is not in `own`, which it adds to."""
+    """Do `run`, also with MXNet's own Convolution for tests missing in `own`, which it extends."""
     ours = run.outcomes("ours")
     missing = {test for test in ours if test not in own}
     if missing:
-        # A file that did not get as far as its tests names none.
+        # A file that ended before its tests names none.
         tests = missing if all(map(_is_test, missing)) else None
         own.update(run.outcomes("own", tests))
     not_run = Outcome("failed", "was not run")
@@ -262,12 +264,13 @@ def compare(run: Run, own: Outcomes) -> FileResult:
 
 
 def _is_test(name: str) -> bool:
-    """Whether it is a test's name, not one that `read_events` gives to what is none."""
+    """Tell whether it is a test's name, not a pseudo-test of `read_events`."""
     return "::" in name and "::(" not in name
 
 
 def document(results: dict[str, FileResult]) -> dict[str, dict[str, dict[str, str]]]:
-    """For JSON: the verdict on each test by file, and the errors of those that failed."""
+    """Return a document for JSON: the verdict on each test by file, and the errors of failed
+    ones."""
     content: dict[str, dict[str, dict[str, str]]] = {}
     for file, result in results.items():
         for test in result.ours:
@@ -279,7 +282,8 @@ def document(results: dict[str, FileResult]) -> dict[str, dict[str, dict[str, st
 
 
 def table(results: dict[str, FileResult]) -> str:
-    """A row for each file, then every test that failed only with one, and calls not ours."""
+    """Return a table with a row for each file, then every test that failed with only one
+    Convolution, and calls that ours refused."""
     columns = ["file", "tests", "with ours", *VERDICTS, "calls of ours", "calls of MXNet's own"]
     rows = [_row(file, [result]) for file, result in results.items()]
     rows.append(_row("all", list(results.values())))
@@ -324,7 +328,7 @@ def _details(verdict: str, results: dict[str, FileResult]) -> list[str]:
 
 
 def load(path: Path) -> Outcomes:
-    """Outcomes that `save` has written; none where there is no such file."""
+    """Load outcomes that `save` wrote; none without the file."""
     if not path.exists():
         return {}
     found = json.loads(path.read_text(encoding="utf-8"))
@@ -342,7 +346,7 @@ def _write(path: Path, content: object) -> None:
 
 
 def summary(file: str, result: FileResult) -> str:
-    """One line about a file whose tests have been run."""
+    """Summarise a file's tests in one line."""
     verdicts = Counter(map(result.verdict, result.ours))
     return f"{file}: " + ", ".join(
         f"{verdicts[each]} {each}" for each in VERDICTS if verdicts[each]

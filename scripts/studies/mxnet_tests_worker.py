@@ -1,12 +1,11 @@
-"""Runs tests of MXNet's own in this process: `mxnet_tests` starts it, and again after each crash.
+"""Worker of `mxnet_tests`, which runs tests of MXNet's own, and is restarted after each crash.
 
-    mxnet_tests_worker.py TASK
+mxnet_tests_worker.py TASK
 
-TASK is a JSON file: the sources' folder, a test file in it, which of its tests to run and which
-have been run already, and where to write what happens, a line of JSON for each event. With
-CONVOLUTION=ours in the environment this package's Convolution is put in the place of MXNet's.
-Without it the package is not imported, so that MXNet is as it comes. Processes that a test spawns
-import this module too, and so get the same.
+TASK is a JSON file: the sources' folder, a test file in it, the tests to run, the tests already
+run, and the file for events, a line of JSON each. With CONVOLUTION=ours in the environment this
+package's Convolution replaces MXNet's. Otherwise the package is not imported, so that MXNet is
+unmodified. Processes that a test spawns also import this module, with the same effect.
 """
 
 import fnmatch
@@ -27,11 +26,11 @@ import numpy
 import pytest
 
 calls: Counter = Counter()
-"""Calls of Convolution since the last test: "ours", or why one went to MXNet's own."""
+"""Calls of Convolution since the last test: "ours", or the reason for MXNet's own."""
 
 
 def provide_nose():
-    """Make `import nose` work: the few things of it that MXNet's tests use."""
+    """Make `import nose` work: provide the few functions that MXNet's tests use."""
     tools = types.ModuleType("nose.tools")
     case = unittest.TestCase()
     for name in dir(case):
@@ -74,7 +73,7 @@ def provide_pretrained_networks():
     def get_model_file(name, root=None):
         path = Path(f"{name}.params").resolve()
         if not path.exists():
-            # The names of what a test makes must not depend on this.
+            # Names that a test generates must not depend on this.
             with mx.name.NameManager():
                 net = vision.get_model(name)
             net.initialize(mx.init.Xavier(magnitude=2))
@@ -86,11 +85,11 @@ def provide_pretrained_networks():
 
 
 def put_ours_in_place():
-    """Put this package's Convolution, and its Gluon layers, where MXNet's are found."""
+    """Replace MXNet's Convolution and its Gluon layers by this package's."""
     import ece408_op
     from ece408_op.operator import gluon_layers
 
-    # Our layers inherit from MXNet's, and call Convolution by themselves.
+    # Our layers inherit from MXNet's, and call Convolution themselves.
     layers = (gluon_layers.Conv1D, gluon_layers.Conv2D)
     in_place = {layer.__bases__[1]: _layer(layer) for layer in layers}
     gluon_layers.Convolution = _counted(ece408_op.Convolution)
@@ -98,7 +97,7 @@ def put_ours_in_place():
         for name, own in list(vars(module).items()):
             if name in ("Convolution", "convolution") and isinstance(own, types.FunctionType):
                 setattr(module, name, _in_place_of(own, ece408_op.Convolution))
-            # The module that defines a layer needs it, for its `super(Conv2D, self)`.
+            # The module that defines a layer needs the original for its `super(Conv2D, self)`.
             elif isinstance(own, type) and own in in_place and own.__module__ != module.__name__:
                 setattr(module, name, in_place[own])
 
@@ -129,7 +128,8 @@ def _counted(ours):
 
 
 def _layer(ours: Any) -> type:
-    """Our layer under the name of MXNet's, and that itself for a layout that ours refuses."""
+    """Return our layer under the name of MXNet's; it makes MXNet's own for a layout that ours
+    refuses."""
     own = ours.__bases__[1]
     layouts = inspect.signature(own)
 
@@ -147,7 +147,7 @@ def _layer(ours: Any) -> type:
 
 
 class Recorder:
-    """A plugin of pytest's that picks the tests and writes what happens to them."""
+    """A plugin of pytest's that selects the tests and writes their events."""
 
     def __init__(self, task):
         self._task = task
@@ -219,7 +219,7 @@ def _last_line(text):
 
 
 def _with_lost_text(text):
-    """With the text of ours that MXNet lost, if there is any."""
+    """Append our error text that MXNet lost, if any."""
     errors = sys.modules.get("ece408_op.errors")
     failure = errors and errors.take_failure()
     return f"{text}\nthe operator's own error: {failure!r}" if failure else text
@@ -247,7 +247,7 @@ def main():
 
 
 if __name__ in ("__main__", "__mp_main__"):
-    # The modules beside this file are not to be found by their bare names.
+    # The modules beside this file must not be importable by their bare names.
     sys.path[:] = [path for path in sys.path if Path(path) != Path(__file__).parent]
     provide_nose()
     if os.environ["CONVOLUTION"] == "ours":

@@ -1,4 +1,4 @@
-"""Swapped networks of MXNet's zoo on the CPU, beside themselves before and beside other engines."""
+"""Swapped networks of MXNet's zoo on the CPU, beside the originals and other engines."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from ece408_op.operator.loading import load_mxnet
 from ece408_op.operator.swapping import swap
 
 from . import zoo
-from .asked import Asked
+from .bench_request import Request
 
 ABOUT = (
     "Whole passes, networks of MXNet's zoo swapped and hybridized, with the same random weights "
-    "everywhere. `error` is the largest difference of a peer's outputs from ours, as a share of "
+    "everywhere. `error` is the largest difference of a peer's outputs from ours, as a fraction of "
     "the largest output."
 )
 ENGINES = ("onnxruntime", "openvino", "torch")
@@ -31,30 +31,31 @@ _REST_S, _WAKING_S = 0.1, 0.05
 
 
 class Engines(process.Peer):
-    """onnxruntime, OpenVINO and PyTorch under another Python; engine_peer.py says what to ask."""
+    """onnxruntime, OpenVINO and PyTorch under another Python; engine_peer.py documents the
+    requests."""
 
     program = "engine_peer.py"
 
 
-def rows(asked: Asked) -> Iterator[Row]:
-    """A row for each network and batch."""
-    wanted = [name for name in ENGINES if name in asked.against]
+def rows(request: Request) -> Iterator[Row]:
+    """Yield a row for each network and batch."""
+    wanted = [name for name in ENGINES if name in request.against]
     with contextlib.ExitStack() as stack:
-        peer = stack.enter_context(asked.peer(wanted[0], Engines)) if wanted else None
+        peer = stack.enter_context(request.peer(wanted[0], Engines)) if wanted else None
         engines: dict[str, Engines] = {}
         for name in wanted if peer else ():
             assert peer is not None
             if name in peer.versions:
                 engines[name] = peer
             else:
-                asked.miss(name, f"{asked.peer_python} has no {name}; name another --peer-python")
-        for case in asked.cases:
-            for batch in asked.batches:
-                yield {"case": case, "batch": batch, **measure(case, batch, engines, asked)}
+                request.miss(name, f"{request.peer_python} lacks {name}; set --peer-python")
+        for case in request.cases:
+            for batch in request.batches:
+                yield {"case": case, "batch": batch, **measure(case, batch, engines, request)}
 
 
-def measure(name: str, batch: int, engines: Mapping[str, Engines], asked: Asked) -> Row:
-    """The errors and times of a network, of ours and the others in turns."""
+def measure(name: str, batch: int, engines: Mapping[str, Engines], request: Request) -> Row:
+    """Measure errors and times of our network and the others in turns."""
     mx = load_mxnet()
     net, x = zoo.build(name, batch)
     calls: dict[str, Callable[[], float]] = {}
@@ -72,7 +73,7 @@ def measure(name: str, batch: int, engines: Mapping[str, Engines], asked: Asked)
         net.hybridize(static_alloc=True, static_shape=True)
         expected = net(x).asnumpy()
         calls[OURS] = functools.partial(_elapsed, net, x)
-        if "mxnet" in asked.against:
+        if "mxnet" in request.against:
             stock, _ = zoo.build(name, batch)
             stock.hybridize(static_alloc=True, static_shape=True)
             error = zoo.error(stock(x).asnumpy(), expected)
@@ -83,7 +84,7 @@ def measure(name: str, batch: int, engines: Mapping[str, Engines], asked: Asked)
             calls[engine] = functools.partial(_pass, peer, engine)
         times = cpu_timer.interleaved(
             {who: functools.partial(_after_others, call) for who, call in calls.items()},
-            asked.repeat,
+            request.repeat,
         )
     return {"error": error, "ms": {who: summary(samples) for who, samples in times.items()}}
 
@@ -93,8 +94,8 @@ def _elapsed(net: Any, x: Any) -> float:
 
 
 def _after_others(call: Callable[[], float]) -> float:
-    """The time of a call whose threads are awake, while those of other engines sleep: some spin for
-    long after a pass."""
+    """Time a call whose threads are awake, while threads of other engines sleep: some spin long
+    after a pass."""
     time.sleep(_REST_S)
     awake = time.perf_counter() + _WAKING_S
     while time.perf_counter() < awake:

@@ -22,36 +22,36 @@ from ece408_op.operator.array_memory import pointer
 from ece408_op.operator.loading import load_mxnet
 from ece408_op.problem import ConvProblem
 
-from .asked import Asked
+from .bench_request import Request
 
 _WARM_UPS = 3
-# Calls that are enqueued one after the other, without a wait between them.
+# Calls enqueued without a wait between them.
 _SERIES = 20
-# What the host may take to enqueue a launch, in microseconds.
+# Upper bound of the host's time to enqueue a launch, in microseconds.
 _ENQUEUING_US = 50
 ABOUT = (
-    "The whole way from a bound executor's call to its complete result, on whole numbers. `kernel "
-    "ms` is the kernel alone, launched again and again, and `op ms` the operator's forward call as "
-    "MXNet makes it; `beyond us` is what a call takes beyond the kernel. MXNet's first call, in "
+    "From a bound executor's call to its complete result, on whole numbers. `kernel ms` is the "
+    "kernel alone, launched repeatedly, and `op ms` the operator's forward call by MXNet; `beyond "
+    "us` is a call's time without the kernel. MXNet's first call, in "
     "which cuDNN searches for its algorithm, and its error are in `mxnet first ms` and `mxnet "
     f"error`. Of {_SERIES} calls in a row only the last is waited for."
 )
 
 
-def rows(asked: Asked) -> Iterator[Row]:
-    """Two rows for each case and batch: a call by itself, and several in a row. Raises
-    `NoUsableGpu` where MXNet is built for the CPU."""
+def rows(request: Request) -> Iterator[Row]:
+    """Yield two rows for each case and batch: a single call, and several in a row. Raises
+    `NoUsableGpu` if MXNet is built for the CPU."""
     if not load_mxnet().runtime.Features().is_enabled("CUDA"):
         raise NoUsableGpu(f"{gpu_support.reason_against()}; pip install 'ece408_op[cu117]'")
-    for case in asked.cases:
-        for batch in asked.batches:
+    for case in request.cases:
+        for batch in request.batches:
             problem = shapes.find(case if "," not in case else f"b1,{case}", batch)
-            for row in measure(problem, asked.repeat):
+            for row in measure(problem, request.repeat):
                 yield {"case": case, "batch": batch, **row}
 
 
 def measure(problem: ConvProblem, samples: int) -> list[Row]:
-    """Check and time one problem, ours and MXNet's calls in turn, on the first GPU."""
+    """Check and time one problem, our calls and MXNet's in turn, on the first GPU."""
     mx = load_mxnet()
     rng = np.random.default_rng(408)
     x = rng.integers(0, 8, problem.x_shape).astype(np.float32)
@@ -72,7 +72,7 @@ def measure(problem: ConvProblem, samples: int) -> list[Row]:
             _seconds(ours)
     ops = [entry.seconds for entry in log[_WARM_UPS:]]
     kernel = log[0].kernel
-    # The log of op times has calls wait for the GPU.
+    # The log of op times makes calls wait for the GPU.
     with surfaced():
         takes = [_in_turn(ours, native, bool(turn % 2)) for turn in range(_WARM_UPS + samples)]
     calls, natives, series, native_series = zip(*takes[_WARM_UPS:])
@@ -89,7 +89,7 @@ def measure(problem: ConvProblem, samples: int) -> list[Row]:
 def _compared(
     what: str, kernel: str, bare: float, ours: Sequence[float], native: Sequence[float]
 ) -> Row:
-    """Of seconds."""
+    """Return a row of times in seconds."""
     ms = {OURS: summary([1e3 * s for s in ours]), "mxnet": summary([1e3 * s for s in native])}
     beyond = 1e6 * (statistics.median(ours) - bare)
     figures = {"kernel": kernel, "kernel_ms": 1e3 * bare, "beyond_us": beyond}
@@ -97,8 +97,8 @@ def _compared(
 
 
 def _in_turn(ours: Callable[[], Any], native: Callable[[], Any], ours_first: bool) -> list[float]:
-    """Seconds of a call of each, then of each in a row. Who is first changes from turn to turn:
-    a call's host side depends on the one before it."""
+    """Return seconds of one call each, then per call of several in a row. The order alternates
+    between turns: a call's host time depends on the one before it."""
     order = (ours, native) if ours_first else (native, ours)
     takes = {(call, count): _seconds(call, count) for count in (1, _SERIES) for call in order}
     return [takes[call, count] for count in (1, _SERIES) for call in (ours, native)]
@@ -107,7 +107,7 @@ def _in_turn(ours: Callable[[], Any], native: Callable[[], Any], ours_first: boo
 def _executor(
     operator: Callable[..., Any], problem: ConvProblem, arrays: dict[str, Any], **more: str
 ) -> Callable[[], Any]:
-    """A call of a network that is this one layer, on arrays that stay where they are."""
+    """Return a call of a network with only this layer, on fixed arrays."""
     mx = load_mxnet()
     symbol = operator(
         *(mx.sym.Variable(name) for name in arrays),
@@ -121,14 +121,14 @@ def _executor(
 
 
 def _bare_kernel(problem: ConvProblem, arrays: dict[str, Any], y: Any, launches: int) -> float:
-    """Seconds that one launch of the kernel takes, over `launches` launches in a row."""
+    """Return the seconds of one kernel launch, averaged over `launches` consecutive launches."""
     gpu = device.get(0)
     x, w = (pointer(array) for array in arrays.values())
-    asked = work.forward(problem, x, w, None, pointer(y), False, None)
-    (plan,) = asked.plans(gpu, problem.batch)
+    convolution = work.forward(problem, x, w, None, pointer(y), False, None)
+    (plan,) = convolution.plans(gpu, problem.batch)
     with gpu.active(), gpu.lane(plan.workspace_bytes) as lane:
         loaded = launcher.load(gpu, plan)
-        pointers = {**asked.addresses, "workspace": lane.device}
+        pointers = {**convolution.addresses, "workspace": lane.device}
         lane.launch(loaded, pointers)
         lane.launch(pause.load(gpu, _ENQUEUING_US * launches), {})
         lane.mark(BEGIN)
@@ -146,7 +146,7 @@ def _on_the_cpu(problem: ConvProblem, x: np.ndarray, w: np.ndarray) -> np.ndarra
 
 
 def _seconds(call: Callable[[], Any], count: int = 1) -> float:
-    """What a call takes, of `count` of which the last is waited for."""
+    """Return the seconds per call of `count` calls, with a wait after the last."""
     start = time.perf_counter()
     for _ in range(count - 1):
         call()

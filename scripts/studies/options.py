@@ -1,4 +1,4 @@
-"""Options that several scripts take."""
+"""Options shared by several scripts."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 
 
 def add_output(parser: argparse.ArgumentParser) -> None:
-    """`--output PREFIX`, for `results.show`."""
+    """Add `--output PREFIX`, for `results.show`."""
     parser.add_argument(
         "--output", type=Path, metavar="PREFIX", help="write PREFIX.md and PREFIX.json as well"
     )

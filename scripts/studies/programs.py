@@ -18,7 +18,7 @@ from ece408_op.course import course_terms
 from ece408_op.course.dataset import fashion_data, resize
 from ece408_op.errors import InvalidSetting
 
-from .asked import Asked
+from .bench_request import Request
 
 ABOUT = (
     "Whole programs in turns after a first one of each, which compiles CUDA kernels and fills "
@@ -30,11 +30,11 @@ _ACCURACY = re.compile(r"(?:Correctness:|'accuracy':|^accuracy) ([\d.]+)", re.M)
 PEER = "torch"
 
 
-def rows(asked: Asked) -> Iterator[Row]:
-    """A row for each program, as beside PyTorch's. Raises the errors of `fashion_data.load` and
+def rows(request: Request) -> Iterator[Row]:
+    """Yield a row for each program beside PyTorch's. Raises the errors of `fashion_data.load`, and
     `InvalidSetting` for a program that fails."""
     with tempfile.TemporaryDirectory() as folder:
-        ms, accuracy = run(commands(asked, Path(folder)), asked.repeat)
+        ms, accuracy = run(commands(request, Path(folder)), request.repeat)
     found = {name: summary(each) for name, each in ms.items()}
     peer = {PEER: found.pop(PEER)} if PEER in found else {}
     theirs = {"torch_accuracy": accuracy[PEER]} if peer else {}
@@ -45,7 +45,8 @@ def rows(asked: Asked) -> Iterator[Row]:
 def run(
     programs: dict[str, list[str]], repeat: int
 ) -> tuple[dict[str, list[float]], dict[str, float]]:
-    """By program the milliseconds of each run in turns, but for a first one, and the accuracy."""
+    """Return by program the milliseconds of each run in turns, without the first, and the
+    accuracy."""
     ms: dict[str, list[float]] = {name: [] for name in programs}
     accuracy = {}
     for turn in range(repeat + 1):
@@ -58,28 +59,29 @@ def run(
     return ms, accuracy
 
 
-def commands(asked: Asked, folder: Path) -> dict[str, list[str]]:
-    """What to run, by name; images are ready, and what PyTorch's program needs is in the folder."""
+def commands(request: Request, folder: Path) -> dict[str, list[str]]:
+    """Return the commands by name; the folder receives the images and the inputs of PyTorch's
+    program."""
     term = course_terms.find_term(course_terms.DEFAULT_TERM)
     _, labels = fashion_data.load("t10k", term.image_size)
     threads = str(settings.threads())
     ece408 = [sys.executable, "-m", "ece408_op"]
-    found = {each: [*ece408, *each.split(), f"--threads={threads}"] for each in asked.cases}
-    if PEER not in asked.against:
+    found = {each: [*ece408, *each.split(), f"--threads={threads}"] for each in request.cases}
+    if PEER not in request.against:
         return found
-    has_it = [asked.peer_python, "-c", "import torch; print(torch.__version__)"]
+    has_it = [request.peer_python, "-c", "import torch; print(torch.__version__)"]
     try:
         version = subprocess.run(has_it, capture_output=True, text=True, check=True).stdout
     except (OSError, subprocess.CalledProcessError):
-        asked.miss(PEER, f"{asked.peer_python} has no PyTorch; name another --peer-python")
+        request.miss(PEER, f"{request.peer_python} lacks PyTorch; set --peer-python")
         return found
-    asked.versions[PEER] = version.strip()
+    request.versions[PEER] = version.strip()
     parameters = course_terms.load_model(term, course_terms.BASELINE).arg_params
     weights = {name: each.asnumpy().astype(np.float32) for name, each in parameters.items()}
     others = folder / "others.npz"
     np.savez(others, labels=np.asarray(labels), **weights)
     images = resize.cached_path("t10k", term.image_size)
-    found[PEER] = [asked.peer_python, str(_TORCH), str(images), str(others), threads]
+    found[PEER] = [request.peer_python, str(_TORCH), str(images), str(others), threads]
     return found
 
 

@@ -1,9 +1,9 @@
 """The milestones' program in PyTorch: the same images, parameters and network.
 
-    python torch_milestone.py IMAGES.npy OTHERS.npz THREADS
+python torch_milestone.py IMAGES.npy OTHERS.npz THREADS
 
-OTHERS has the labels, and the parameters of a term with two convolutions by their names. Prints the
-accuracy. It runs under whichever Python has PyTorch, so it imports nothing of this package.
+OTHERS has the labels, and the parameters by name of a term with two convolutions. Prints the
+accuracy. It runs under any Python that has PyTorch, so it imports nothing of this package.
 """
 
 from __future__ import annotations

@@ -18,7 +18,7 @@ from ece408_op.operator.loading import load_mxnet
 from ece408_op.operator.swapping import swap
 
 from . import zoo
-from .asked import Asked
+from .bench_request import Request
 
 ABOUT = (
     "Steps of training in turns, on the same random images from the same parameters. `losses "
@@ -30,13 +30,13 @@ _OPTIMIZER = {"rate": 0.01, "momentum": 0.9}
 
 
 class Torch(process.Peer):
-    """PyTorch under another Python; torch_training.py says what to ask."""
+    """PyTorch under another Python; torch_training.py documents the requests."""
 
     program = "torch_training.py"
 
 
 class Network:
-    """A network with its images and labels; each of a name has the same parameters."""
+    """A network with its images and labels; networks of the same name have the same parameters."""
 
     def __init__(self, name: str, shape: tuple[int, ...], swapped: bool) -> None:
         mx = load_mxnet()
@@ -55,7 +55,7 @@ class Network:
         self._trainer = mx.gluon.Trainer(self.net.collect_params(), "sgd", rates)
 
     def step(self) -> float:
-        """Its milliseconds."""
+        """Return the milliseconds of a step."""
         return cpu_timer.elapsed_ms(self._step)
 
     def _step(self) -> None:
@@ -64,13 +64,13 @@ class Network:
             loss = self._entropy(self.net(self.x), self.labels)
         loss.backward()
         self._trainer.step(len(self.x))
-        # Gradients and new parameters come after the loss.
+        # Gradients and new parameters are ready after the loss.
         mx.nd.waitall()
         self.losses.append(float(loss.mean().asscalar()))
 
 
 def _build(mx: Any, name: str) -> Any:
-    """The course's network, or one of the zoo."""
+    """Build the course's network, or one of the zoo."""
     if name != "2019fa":
         return mx.gluon.model_zoo.vision.get_model(name)
     nn = mx.gluon.nn
@@ -85,17 +85,17 @@ def _build(mx: Any, name: str) -> Any:
     return net
 
 
-def rows(asked: Asked) -> Iterator[Row]:
-    """A row for each case, whose text is a network, a batch and an image's shape."""
-    with asked.peer("torch", Torch) as peer:
-        for case in asked.cases:
+def rows(request: Request) -> Iterator[Row]:
+    """Yield a row for each case, whose text is a network, a batch and an image's shape."""
+    with request.peer("torch", Torch) as peer:
+        for case in request.cases:
             name, batch, image = case.split()
             shape = (int(batch), *map(int, image.split("x")))
-            yield {"case": name, "batch": int(batch), **measure(name, shape, peer, asked)}
+            yield {"case": name, "batch": int(batch), **measure(name, shape, peer, request)}
 
 
-def measure(name: str, shape: tuple[int, ...], peer: Torch | None, asked: Asked) -> Row:
-    """Times of steps, which change parameters, and how far losses are apart."""
+def measure(name: str, shape: tuple[int, ...], peer: Torch | None, request: Request) -> Row:
+    """Time steps, which change parameters, and compare the losses."""
     stock, ours = (Network(name, shape, swapped=own) for own in (False, True))
     contenders: dict[str, Callable[[], float]] = {OURS: ours.step, "mxnet": stock.step}
     with tempfile.TemporaryDirectory() as folder:
@@ -104,7 +104,7 @@ def measure(name: str, shape: tuple[int, ...], peer: Torch | None, asked: Asked)
             peer.ask(**files, **_OPTIMIZER)
             for layout in _LAYOUTS:
                 contenders[f"torch {layout}"] = functools.partial(_torch_step, peer, layout)
-        times = cpu_timer.interleaved(contenders, asked.repeat)
+        times = cpu_timer.interleaved(contenders, request.repeat)
     apart = max(abs(a - b) for a, b in zip(stock.losses, ours.losses)) / stock.losses[0]
     with op_times() as log:
         ours.step()

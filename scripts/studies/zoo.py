@@ -1,4 +1,4 @@
-"""Networks of MXNet's model zoo with random weights, and how far outputs are apart."""
+"""Networks of MXNet's model zoo with random weights, and differences of outputs."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ NETWORKS = ZOO
 
 
 def build(name: str, batch: int = 1, seed: int = 408) -> tuple[Any, Any]:
-    """A network of the zoo with random weights, and an input for it, (batch, 3, side, side).
+    """Return a network of the zoo with random weights, and an input for it, (batch, 3, side, side).
 
     The last layer is scaled so that the largest output has magnitude 1.
     """
@@ -32,14 +32,15 @@ def build(name: str, batch: int = 1, seed: int = 408) -> tuple[Any, Any]:
 
 
 def error(found: np.ndarray, expected: np.ndarray) -> float:
-    """max |found - expected| / max |expected|; infinite where `found` is not finite."""
+    """Return max |found - expected| / max |expected|; infinite if `found` is not finite."""
     if not np.isfinite(found).all():
         return float("inf")
     return float(np.abs(found - expected).max() / np.abs(expected).max())
 
 
 def export(net: Any, folder: Path, **arrays: Any) -> dict[str, str]:
-    """Write what PyTorch makes the network of: MXNet's JSON ("graph"), its weights, and arrays."""
+    """Write the files from which PyTorch builds the network: MXNet's JSON ("graph"), its weights,
+    and arrays."""
     paths = {name: folder / f"{name}.npy" for name in arrays}
     for name, array in arrays.items():
         np.save(paths[name], array.asnumpy())

@@ -9,8 +9,8 @@ import sys
 
 import pytest
 from places import SCRIPTS
-from studies import asked, ladder, layers, networks, operator_cpu, programs, training, zoo
-from studies.asked import Asked
+from studies import bench_request, ladder, layers, networks, operator_cpu, programs, training, zoo
+from studies.bench_request import Request
 
 from ece408_op import settings
 from ece408_op.backends import DIRECTIONS
@@ -96,17 +96,17 @@ def test_what_cannot_be_measured_is_said_in_one_line(arguments, code, said):
 def test_a_peer_that_is_missing_is_said_and_left_out_unless_it_was_asked_for(peer_python, capsys):
     python = peer_python(torch=BARE)
     small = {"cases": [LAYER], "against": ["torch"], "repeat": 1, "directions": ["forward"]}
-    (row,) = layers.rows(Asked(**small, peer_python=python))
+    (row,) = layers.rows(Request(**small, peer_python=python))
     assert "torch NCHW" not in row["ms"]
     said = capsys.readouterr().err
     assert said.startswith("without torch: ")
     assert len(said.splitlines()) == 1
     with pytest.raises(InvalidSetting, match="name a Python with PyTorch"):
-        list(layers.rows(Asked(**small, peer_python=python, insists=True)))
+        list(layers.rows(Request(**small, peer_python=python, insists=True)))
 
 
 def test_layers_are_those_of_networks_by_name(mx):
-    found = layers.problems(Asked(["resnet18_v1", LAYER], batches=[1, 4]))
+    found = layers.problems(Request(["resnet18_v1", LAYER], batches=[1, 4]))
     assert len(found) == 2 * 12
     assert ("c64,h56,w56,m64,k3x3,p1x1", 4) in [each[:2] for each in found]
     assert not any(problem.bias for *_, problem in found)
@@ -122,22 +122,22 @@ def test_kernels_that_disagree_are_not_timed(monkeypatch):
 
     monkeypatch.setattr(native, "run", wrong)
     with pytest.raises(WrongResult, match=r"forward of b1,c3,.*: im2col and direct differ by"):
-        list(layers.rows(Asked(["c3,h9,w20,m3,k1x1"], repeat=1)))
+        list(layers.rows(Request(["c3,h9,w20,m3,k1x1"], repeat=1)))
 
 
 def test_the_operator_is_timed_warm_fresh_and_backward(mx):
-    asking = Asked(["fa19_1", "c5,h29,w31,m20,k5"], ["mxnet"], 2, [3])
-    rows = list(operator_cpu.rows(asking))
-    assert [row["case"] for row in rows] == [each for each in asking.cases for _ in range(3)]
+    request = Request(["fa19_1", "c5,h29,w31,m20,k5"], ["mxnet"], 2, [3])
+    rows = list(operator_cpu.rows(request))
+    assert [row["case"] for row in rows] == [each for each in request.cases for _ in range(3)]
     assert rows[0]["error"] < cpu_timer.TOLERANCE
     for row in rows:
         assert {who: ms["n"] for who, ms in row["ms"].items()} == {"ours": 2, "mxnet": 2}
         assert row["floor_ms"] > 0
-    assert "GFLOP/s" in asking.versions["ceilings"]
+    assert "GFLOP/s" in request.versions["ceilings"]
 
 
 def test_the_ladder_on_the_cpu_begins_with_the_textbook_loops(mx):
-    (row,) = ladder.rows_on_cpu(Asked(["fa19_1"], repeat=2, batches=[2]))
+    (row,) = ladder.rows_on_cpu(Request(["fa19_1"], repeat=2, batches=[2]))
     assert list(row["ms"]) == ["reference", *reversed(native.isas()), "mxnet"]
 
 
@@ -160,15 +160,15 @@ def test_a_network_computes_the_same_in_mxnet_and_in_an_engine(
 ):
     python = peer_python(onnxruntime=ENGINE, openvino=BARE, torch=BARE)
     monkeypatch.setattr(zoo, "build", _small(mx))
-    asking = Asked(["small"], ["mxnet", *networks.ENGINES], 3, [2], peer_python=python)
-    (row,) = networks.rows(asking)
+    request = Request(["small"], ["mxnet", *networks.ENGINES], 3, [2], peer_python=python)
+    (row,) = networks.rows(request)
     assert {who: ms["n"] for who, ms in row["ms"].items()} == {
         "ours": 3,
         "mxnet": 3,
         "onnxruntime": 3,
     }
     assert 0 <= row["error"] < 1e-5
-    assert asking.versions == {"onnxruntime": "played"}
+    assert request.versions == {"onnxruntime": "played"}
     assert [line.split(":")[0] for line in capsys.readouterr().err.splitlines()] == [
         "without openvino",
         "without torch",
@@ -176,8 +176,8 @@ def test_a_network_computes_the_same_in_mxnet_and_in_an_engine(
 
 
 def test_a_network_learns_with_ours_as_with_mxnets_own():
-    asking = Asked(["2019fa 4 1x70x70"], ["mxnet"], 3)
-    (row,) = training.rows(asking)
+    request = Request(["2019fa 4 1x70x70"], ["mxnet"], 3)
+    (row,) = training.rows(request)
     assert row["losses_differ_by"] < 1e-4
     assert all(row[f"{direction}_ms"] > 0 for direction in DIRECTIONS)
     assert {who: ms["n"] for who, ms in row["ms"].items()} == {"ours": 3, "mxnet": 3}
@@ -189,8 +189,8 @@ def _say(text, code=0):
 
 def test_programs_take_turns_and_each_is_beside_pytorchs(monkeypatch):
     played = {"m2.1": _say("Correctness: 0.5 Model: x"), "torch": _say("accuracy 0.4, PyTorch 9")}
-    monkeypatch.setattr(programs, "commands", lambda asking, folder: played)
-    (row,) = programs.rows(Asked(["m2.1"], repeat=3))
+    monkeypatch.setattr(programs, "commands", lambda request, folder: played)
+    (row,) = programs.rows(Request(["m2.1"], repeat=3))
     assert (row["case"], row["accuracy"], row["torch_accuracy"]) == ("m2.1", 0.5, 0.4)
     assert {who: ms["n"] for who, ms in row["ms"].items()} == {"ours": 3, "torch": 3}
 
@@ -203,9 +203,9 @@ def test_a_program_that_fails_is_named():
 
 
 def test_the_milestones_run_as_they_are(fashion_mnist, tmp_path):
-    commands = programs.commands(Asked(asked.cases("programs")), tmp_path)
+    commands = programs.commands(Request(bench_request.cases("programs")), tmp_path)
     assert list(commands) == ["m1.1", "m2.1"]
-    assert asked.cases("programs", "gpu") == ["m1.1", "m2.1", "m3.1", "m4.1", "final"]
+    assert bench_request.cases("programs", "gpu") == ["m1.1", "m2.1", "m3.1", "m4.1", "final"]
     with settings.override():
         _, accuracy = programs.run({"m2.1": [*commands["m2.1"], "50"]}, 1)
     assert 0.8 < accuracy["m2.1"] < 1

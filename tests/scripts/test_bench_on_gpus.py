@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from fake_gpu import FakeGpu
 from studies import gpu_layers, gpu_networks, ladder
-from studies.asked import Asked
+from studies.bench_request import Request
 
 from ece408_op import settings
 from ece408_op.bench import cuda_report, cuda_timer, results
@@ -58,8 +58,8 @@ def _played(monkeypatch, tmp_path):
 
 
 def test_layers_are_timed_beside_cudnns_better_layout():
-    asking = Asked([LAYER], ["cudnn"], 3, [2, 200000], kernels=["general_strict"])
-    rows = list(gpu_layers.rows(asking))
+    request = Request([LAYER], ["cudnn"], 3, [2, 200000], kernels=["general_strict"])
+    rows = list(gpu_layers.rows(request))
     assert [(row["batch"], row["direction"]) for row in rows][::3] == [
         (2, "forward"),
         (200000, "forward"),
@@ -72,20 +72,20 @@ def test_layers_are_timed_beside_cudnns_better_layout():
     assert "general_strict: 12 elements are not finite" in text
     assert "cudnn NHWC float32: no such algorithm" in text
     assert f"{LAYER}, batch 200000: too large" in text
-    assert asking.versions == {"torch": "9", "cudnn": 8}
+    assert request.versions == {"torch": "9", "cudnn": 8}
 
 
 def test_the_ladder_goes_on_from_an_earlier_run():
-    asking = Asked(
+    request = Request(
         ["fa19_1"], ["cudnn"], 3, [10], kernels=["1_naive", "2_constant_weights", "3_shared_tiles"]
     )
     timing = {"median": 7.0, "min": 7.0, "n": 1}
     earlier = {"case": "fa19_1", "batch": 10, "ms": {"1_naive": timing}, "errors": {"1_naive": 0.0}}
     earlier["failures"] = {"2_constant_weights": "too large"}
     other = {"case": "fa19_2", "batch": 10, "ms": {"1_naive": timing}, "errors": {}}
-    asking.earlier = [other, earlier]
-    (row,) = ladder.rows_on_gpu(asking)
-    assert [asking.whole(rows) for rows in ([], [row])] == [[other, earlier], [row, other]]
+    request.earlier = [other, earlier]
+    (row,) = ladder.rows_on_gpu(request)
+    assert [request.whole(rows) for rows in ([], [row])] == [[other, earlier], [row, other]]
     medians = {who: ms["median"] for who, ms in row["ms"].items()}
     assert medians == {"1_naive": 7.0, "2_constant_weights": 1.0, "cudnn NCHW float32": 2.0}
     assert row["failures"] == {
@@ -124,8 +124,8 @@ class PlayedNetwork:
 
 def _networks(monkeypatch, played, devices, details=False):
     monkeypatch.setattr(gpu_networks, "Ours", lambda name, batch: played)
-    asking = Asked(["lenet"], repeat=3, batches=[4], devices=devices, details=details)
-    (row,) = gpu_networks.rows(asking)
+    request = Request(["lenet"], repeat=3, batches=[4], devices=devices, details=details)
+    (row,) = gpu_networks.rows(request)
     return row
 
 

@@ -1,4 +1,4 @@
-"""What a benchmark was asked for: cases, peers, and how often."""
+"""A benchmark's options: cases, peers, and number of repeats."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ _Peer = TypeVar("_Peer", bound=contextlib.AbstractContextManager)
 
 
 @dataclass
-class Asked:
-    """`against` names peers, which `peer_python` has. One that is missing is an error if it
-    `insists` on them; `versions` are of those that are there."""
+class Request:
+    """`against` names peers, which run under `peer_python`. A missing one is an error if `insists`
+    is set; `versions` are those of the peers found."""
 
     cases: Sequence[str]
     against: Sequence[str] = ()
@@ -34,18 +34,19 @@ class Asked:
     peer_python: str = "python3"
     insists: bool = False
     versions: dict[str, Any] = field(default_factory=dict)
-    # Rows of an earlier run, to go on from.
+    # Rows of an earlier run to continue.
     earlier: Sequence[Row] = ()
 
     def whole(self, rows: Sequence[Row]) -> list[Row]:
-        """The rows, and those of the earlier run that are not measured, or not yet."""
+        """Return the rows, and those of the earlier run that are not among them."""
         measured = {(row["case"], row["batch"]) for row in rows} if self.earlier else ()
         others = (row for row in self.earlier if (row["case"], row["batch"]) not in measured)
         return [*rows, *others]
 
     @contextlib.contextmanager
     def peer(self, name: str, start: Callable[[str], _Peer]) -> Iterator[_Peer | None]:
-        """A peer's process for a `with` block, or `None` where it is not asked for or missing."""
+        """Yield a peer's process for a `with` block, or `None` if it is missing or not
+        requested."""
         if name not in self.against:
             yield None
             return
@@ -60,14 +61,14 @@ class Asked:
             yield peer
 
     def miss(self, name: str, reason: str) -> None:
-        """Say that a peer is missing. Raises `InvalidSetting` if it insists."""
+        """Report a missing peer. Raises `InvalidSetting` if `insists` is set."""
         if self.insists:
             raise InvalidSetting(reason)
         print(f"without {name}: {reason}", file=sys.stderr)
 
 
 def cases(what: str, device: str = "cpu") -> list[str]:
-    """The lines of a file in scripts/cases, without comments."""
+    """Return the lines of a file in scripts/cases, without comments."""
     own = _CASES / f"{what}_{device}.txt"
     path = own if own.is_file() else _CASES / f"{what}.txt"
     lines = (line.partition("#")[0].strip() for line in path.read_text().splitlines())
