@@ -1,4 +1,4 @@
-"""A driver that locks no pages, and says which memory it was told to."""
+"""A fake driver that locks no pages, and records the memory passed to it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A GPU that is none: its memory is the host's, and its kernels are the reference backend's."""
+"""A fake GPU: its memory is the host's, and its kernels are the reference backend's."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Rows(Layout):
 
 @dataclasses.dataclass(frozen=True)
 class Tiled(Family):
-    """A family of one layout with three: rows 0, its own choice, 1 and 2."""
+    """A family of one layout with three variants of rows: 0, its own choice, 1 and 2."""
 
     base: Family
 
@@ -44,13 +44,13 @@ class Tiled(Family):
 
 
 def tiled(name):
-    """A kernel of the catalog that has one layout with three."""
+    """A kernel of the catalog, with three variants of its layout."""
     base = catalog.get(name)
     return dataclasses.replace(base, family=Tiled(base.family))
 
 
 class FakeLane:
-    """A lane whose copies and launches happen at once."""
+    """A lane whose copies and launches happen immediately."""
 
     def __init__(self, gpu, device_bytes, host_bytes):
         self.gpu = gpu
@@ -110,17 +110,17 @@ class FakeLane:
         return tuple(self._marks[e] - clock._started for e in range(BEGIN, COPIED_OUT + 1))
 
     def intact(self, device_bytes, host_bytes):
-        """Whether nothing was written past what was asked for."""
+        """Tell whether no byte outside the requested memory was written."""
         return (self._device[device_bytes:] == POISON).all() and (
             self._host[host_bytes:] == POISON
         ).all()
 
 
 class FakeGpu:
-    """`memory` bytes, of which `lanes` gives out what is left; `requests` says what was asked. Each
-    of its `launches` calls `spend`. `reached` are bytes of chunks copied without its
-    lanes', `waits` how often a lane was waited for to its end. Lanes of the last request are ready
-    for the next one if that is the same."""
+    """A GPU of `memory` bytes, of which `lanes` allocates the rest; `requests` records the
+    requests. Each of its `launches` calls `spend`. `reached` are bytes of chunks copied outside
+    lanes' memory, `waits` counts complete waits for a lane. Lanes of the last request are reused
+    for an equal one."""
 
     name, capability, driver, index, processors = "a fake GPU", (9, 0), 13000, 0, 132
 
@@ -163,7 +163,7 @@ class FakeGpu:
 
 
 class FakeLoaded:
-    """A plan of the catalog's, computed by the reference backend for the problem given."""
+    """A plan of the catalog's, computed by the reference backend for the given problem."""
 
     def __init__(self, plan, problem, direction, accumulate):
         self.plan = plan

@@ -1,4 +1,4 @@
-"""Small nets that tests take to the emulated GPU, and what they look at there."""
+"""Small nets for the emulated GPU, and checks of them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ SHAPE = (2, 2, 8, 8)
 
 
 def make_net(mx, *, middle=None, seed=3):
-    """Few operators, so that the emulator compiles few; `middle` is put between them."""
+    """Build a net of few operators, so that the emulator compiles few; `middle` is inserted in the
+    middle."""
     nn = mx.gluon.nn
     mx.random.seed(seed)
     net = nn.HybridSequential()
@@ -24,7 +25,7 @@ def make_net(mx, *, middle=None, seed=3):
 
 
 def sort(F, data):
-    """Has no kernel on the GPU."""
+    """Use an operator without a GPU kernel."""
     return F.sort(data, axis=1)
 
 

@@ -1,4 +1,4 @@
-"""Networks through `backends.network`, and the same through MXNet on the CPU."""
+"""Networks computed by `backends.network`, and by MXNet on the CPU."""
 
 from __future__ import annotations
 
@@ -40,14 +40,14 @@ class Case:
         return Network(self.symbol.tojson(), list(self.arrays), parameters, *clock)
 
     def run(self, network):
-        """The outputs, which are NaN before."""
+        """Return the outputs, which hold NaN before."""
         found = [np.full(shape, np.nan, np.float32) for shape in self.output_shapes]
         inputs = [array(each, self.version) for each in self.arrays.values()]
         network.compute(inputs, [array(each) for each in found])
         return found
 
     def expected(self):
-        """MXNet's on the CPU."""
+        """Return MXNet's outputs on the CPU."""
         mx = load_mxnet()
         held = {name: mx.nd.array(values, dtype="float32") for name, values in self.arrays.items()}
         states = {name: held.pop(name) for name in self.symbol.list_auxiliary_states()}
@@ -56,7 +56,7 @@ class Case:
 
 
 def error(found, expected):
-    """Of the worst element, relative to the largest one."""
+    """Return the error of the worst element, relative to the largest one."""
     assert found.shape == expected.shape
     if not np.isfinite(found).all():
         return np.inf
@@ -72,7 +72,7 @@ def _lenet(sym):
 
 
 def _unit(sym, x, filters, name, stride=1):
-    """A residual unit of two convolutions, normalised."""
+    """Return a residual unit of two convolutions with normalisation."""
     conv = {"num_filter": filters, "no_bias": True}
     strided = {"kernel": (3, 3), "pad": (1, 1), "stride": (stride, stride)}
     y = sym.Convolution(x, **conv, **strided, name=f"{name}_a")
@@ -133,7 +133,7 @@ def _mobilenet(sym):
 
 
 def _densenet(sym):
-    """Each layer sees all before it; one concatenation begins two others."""
+    """Return a net in which each layer reads all before it; one concatenation begins two others."""
     x = sym.Variable("data")
     for number in range(3):
         y = sym.Activation(sym.BatchNorm(x, name=f"bn{number}"), act_type="relu")
@@ -156,6 +156,6 @@ NETWORKS = {
 
 
 def small(mx, name, **options):
-    """One of these with random arrays."""
+    """Return one of these networks with random arrays."""
     make, shape = NETWORKS[name]
     return Case(make(mx.sym), data=shape, **options)

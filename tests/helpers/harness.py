@@ -1,4 +1,4 @@
-"""Runs a backend on NumPy arrays, with the outputs poisoned and everything guarded."""
+"""Runs of a backend on guarded NumPy arrays with poisoned outputs."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ from ece408_op.problem import ConvProblem
 
 
 def integers(rng: np.random.Generator, shape: tuple[int, ...], dtype: str) -> np.ndarray:
-    """Small whole numbers: sums of a few thousand products of two of them are exact."""
+    """Return small whole numbers: sums of a few thousand products of them are exact."""
     return rng.integers(-8, 9, shape).astype(dtype)
 
 
 def inputs(
     problem: ConvProblem, rng: np.random.Generator
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
-    """Whole-numbered x, w and, if the problem has one, bias."""
+    """Return whole-numbered x, w and, if the problem has one, bias."""
     x = integers(rng, problem.x_shape, problem.dtype)
     w = integers(rng, problem.w_shape, problem.dtype)
     return x, w, integers(rng, problem.bias_shape, problem.dtype) if problem.bias else None
 
 
 def real_inputs(problem: ConvProblem, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
-    """Normally distributed x and w in float32."""
+    """Return normally distributed x and w in float32."""
     x, w = (rng.standard_normal(shape) for shape in (problem.x_shape, problem.w_shape))
     return x.astype("float32"), w.astype("float32")
 
@@ -40,7 +40,7 @@ def forward(
     onto: np.ndarray | None = None,
     side: str = "end",
 ) -> np.ndarray:
-    """y, computed onto NaN or, accumulating, onto a copy of `onto`."""
+    """Compute y onto NaN or, if accumulating, onto a copy of `onto`."""
     places = [
         None if array is None else guarded.place(array, side, read_only=True)
         for array in (x, w, bias)
@@ -63,7 +63,7 @@ def backward_data(
     onto: np.ndarray | None = None,
     side: str = "end",
 ) -> np.ndarray:
-    """dx, computed onto NaN or, accumulating, onto a copy of `onto`."""
+    """Compute dx onto NaN or, if accumulating, onto a copy of `onto`."""
     pw, pdy = (guarded.place(array, side, read_only=True) for array in (w, dy))
     poison = np.full(problem.x_shape, np.nan, problem.dtype)
     dx = guarded.place(poison if onto is None else onto, side)
@@ -82,7 +82,7 @@ def check_exact(
     side: str = "end",
     gradient: bool = True,
 ) -> None:
-    """The forward pass and, unless told otherwise, the gradient for x, on whole numbers."""
+    """Check the forward pass and, by default, the gradient for x, on whole numbers."""
     x, w, bias = inputs(problem, rng)
     dy = integers(rng, problem.y_shape, "float32")
     onto_y, onto_x = (
@@ -101,7 +101,7 @@ def check_exact(
 def check_threads(
     backend: Backend, problem: ConvProblem, rng: np.random.Generator, onto: np.ndarray | None = None
 ) -> None:
-    """The forward pass, to the last bit the same with any number of threads."""
+    """Check that the forward pass is bitwise equal with any number of threads."""
     x, w = real_inputs(problem, rng)
     results = []
     for threads in (1, 2, 3, 7, 16):
@@ -112,7 +112,7 @@ def check_threads(
 
 
 def error(backend: Backend, problem: ConvProblem, rng: np.random.Generator) -> float:
-    """The forward pass's relative L2 error against float64."""
+    """Return the forward pass's relative L2 error against float64."""
     x, w = real_inputs(problem, rng)
     expected = oracle.forward(problem, x, w, None)
     found = forward(backend, problem, x, w)

@@ -1,5 +1,5 @@
-"""`ece408 train`, and what each of its processes has at the end, in the folder that comes first:
-parameters in float32, the loss of each step, and the accuracy that rank 0 finds, else -1."""
+"""`ece408 train` that saves the final state of each process in the folder given first: parameters
+in float32, the loss of each step, and the accuracy on rank 0, else -1."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ece408_op.course.workers import Workers
 
 
 def keep(folder: Path) -> None:
-    """Have training write such files from now on."""
+    """Make training write such files."""
     shipped, train = training._as_shipped, training._train
     found: dict[str, np.ndarray] = {}
 
@@ -38,7 +38,7 @@ def keep(folder: Path) -> None:
 
 
 def read(folder: Path) -> list[dict[str, np.ndarray]]:
-    """What the processes of a run had at its end, by rank."""
+    """Return the final states of a run's processes, by rank."""
     return [dict(np.load(path)) for path in sorted(folder.glob("rank*.npz"))]
 
 

@@ -1,4 +1,4 @@
-"""Right kernels in files: the course's forms for the CPU and for CUDA, and one that declares its
+"""Correct kernels in files: the course's forms for the CPU and for CUDA, and one that declares its
 launch."""
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ void conv_forward_cpu(float *output, const float *input, const float *mask, cons
 COURSE_2020 = _COURSE_2020 % ("", 1, 1, 1, 1)
 WITH_STRIDE = _COURSE_2020 % (", const int S", "S", "S", "S", "S")
 
-# By the name of a file: its text.
+# Texts by file name.
 FORMS = {
     "new-forward.h": COURSE_2019,
     "cpu-new-forward.cc": COURSE_2020,
@@ -174,7 +174,7 @@ __host__ void GPUInterface::get_device_properties() {
 CUDA_2020 = _CUDA_2020.replace("STRIDE_PARAMETER", "").replace("STRIDE", "1")
 CUDA_WITH_STRIDE = _CUDA_2020.replace("STRIDE_PARAMETER", ", const int S").replace("STRIDE", "S")
 
-# Of fall 2020.
+# The form of fall 2020.
 CUDA_ONE_METHOD = (
     _CUDA_2020[: _CUDA_2020.index("__host__")].replace("STRIDE", "1")
     + """
@@ -223,7 +223,7 @@ CUDA_FORMS = {
     "declared.cu": DECLARED,
 }
 
-# The course's way with tiles in shared memory, for one size of a tile and of a kernel.
+# The course's tiled kernel in shared memory, for fixed sizes of tile and kernel.
 TILED = """
 #include <cmath>
 #include <iostream>
@@ -287,4 +287,4 @@ __host__ void GPUInterface::conv_forward_gpu_epilog(
 
 __host__ void GPUInterface::get_device_properties() {}
 """
-# What is changed, what is said, and by which comment the line is known.
+# The change to a kernel, the expected message, and the comment that marks the line.

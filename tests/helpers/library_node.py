@@ -1,4 +1,4 @@
-"""A node of the compiled convolution as MXNet makes and calls it, where MXNet has no GPU."""
+"""A node of the compiled convolution, made and called as by MXNet with GPUs, without one."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def _library():
 
 
 def _creator(device):
-    """The library's function that makes a node of `ece408_convolution` for a device."""
+    """Return the library's function that makes a node of `ece408_convolution` for a device."""
     library = _library()
     for number in range(library._opRegSize()):
         name = ctypes.c_char_p()
@@ -35,7 +35,7 @@ def _creator(device):
 
 class LibraryNode:
     """One layer on the arrays of a problem. It is told that `stream` is MXNet's; `requests` are the
-    bytes that it has asked MXNet for, which gives it the address `workspace`, or 0 for none."""
+    bytes that it has requested of MXNet, which returns the address `workspace`, or 0 for none."""
 
     def __init__(self, attributes, problem, device="gpu", index=0, **more):
         self.stream, self.workspace, self.requests = 0x77, 0x5000, []
@@ -61,7 +61,7 @@ class LibraryNode:
             raise RuntimeError("the library refuses the node")
 
     def forward(self, inputs, output):
-        """Whether it computed on arrays at these addresses."""
+        """Run it; return whether it computed on arrays at these addresses."""
         nothing = [None] * 6
         stypes = (ctypes.c_int * 3)()
         return bool(

@@ -1,4 +1,4 @@
-"""`kept_training` on a few images whose brightness tells their label."""
+"""`kept_training` on a few images whose brightness reveals their label."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ece408_op.course.dataset import fashion_data
 
 
 def images(count: int = 500) -> tuple[np.ndarray, np.ndarray]:
-    """Images, uint8 (count, 48, 48), and labels."""
+    """Return images, uint8 (count, 48, 48), and labels."""
     rng = np.random.default_rng(408)
     labels = rng.integers(0, 10, count).astype(np.uint8)
     noise = rng.integers(0, 20, (count, 48, 48))
@@ -22,7 +22,7 @@ def images(count: int = 500) -> tuple[np.ndarray, np.ndarray]:
 
 
 def start(folder: Path, *options: str, workers: int = 0) -> subprocess.Popen:
-    """A run, whose files go to a folder, of workers if there are any, else of one process."""
+    """Start a run that writes its files to a folder, with workers if any, else in one process."""
     program = [__file__, str(folder), "--output", str(folder / "model"), *options]
     job = ["-m", "ece408_op", "launch", "--workers", str(workers), "--", sys.executable]
     return subprocess.Popen(
@@ -35,7 +35,7 @@ def start(folder: Path, *options: str, workers: int = 0) -> subprocess.Popen:
 
 
 def ended(process: subprocess.Popen) -> tuple[int, str]:
-    """The exit code of a run, and what it has said on stderr."""
+    """Return the exit code of a run, and its stderr."""
     _, errors = process.communicate(timeout=100)
     return process.returncode, errors
 

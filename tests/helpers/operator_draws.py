@@ -1,6 +1,6 @@
-"""Random nodes of MXNet's operators: how each that networks on the GPU know is drawn.
+"""Random nodes of MXNet's operators that networks support on the GPU.
 
-An operator that is added to them is added to `NODES`.
+A new operator needs an entry in `NODES`.
 """
 
 from __future__ import annotations
@@ -11,13 +11,12 @@ from typing import Any, Callable
 
 
 class Unfit(Exception):
-    """No node of the operator takes an array of this shape."""
+    """No node of the operator accepts an array of this shape."""
 
 
 @dataclass
 class Draw:
-    """What is drawn from, and the names of what has been: inputs that the network is called with,
-    beside "data"."""
+    """The source of randomness, and the names drawn: the network's inputs beside "data"."""
 
     sym: Any
     rng: Any
@@ -36,14 +35,14 @@ class Draw:
         return self.rng.randint(-axes, axes - 1)
 
     def variable(self, shape):
-        """A parameter, or a further input of the network."""
+        """Return a parameter, or a further input of the network."""
         name = self.name("other")
         if self.maybe(0.3):
             self.inputs.append(name)
         return self.sym.Variable(name, shape=tuple(shape))
 
     def partner(self, x, shape):
-        """An array of the same shape."""
+        """Return an array of the same shape."""
         sym = self.sym
         made = [self.variable, lambda shape: x, lambda shape: sym.tanh(x), lambda shape: x * 2]
         if len(shape) > 1:
@@ -56,8 +55,8 @@ def _plain(draw, function, x, shape):
 
 
 def _with(**options):
-    """Attributes that are drawn: lists of values, of which `None` is for one that is not set, and
-    "axis", an axis of the array."""
+    """Draw attributes from lists of values, in which `None` means unset, and "axis" an axis of the
+    array."""
 
     def make(draw, function, x, shape):
         asked = {}
@@ -197,7 +196,7 @@ def _with_labels(draw, function, x, shape):
 
 
 def _codes(draw, shape):
-    """Of `Reshape`, for a shape."""
+    """Return codes of `Reshape` for a shape."""
     rng, axes = draw.rng, len(shape)
     found = [[0] * axes, [0, -1], [-1, shape[-1]], [-1], [1, -1], [-2], [-1, 1], [0] * (axes - 1)]
     found[-1].append(-1)
@@ -309,15 +308,15 @@ def _cast(draw, function, x, shape):
 
 @dataclass(frozen=True)
 class Kind:
-    """How nodes of an operator are drawn, for arrays of so many axes; with `exact` small whole
-    numbers give whole numbers, or such as are nearly never whole."""
+    """A kind of operator, for arrays of `dims` axes; `exact`: small whole inputs give whole
+    outputs, or clearly fractional ones."""
 
     make: Callable[..., Any]
     axes: tuple[int, ...] = (1, 2, 3, 4, 5, 6)
     exact: bool = True
 
     def node(self, draw, kind, x, shape):
-        """A node of it on x, and the node's name. Raises `Unfit`."""
+        """Return a node of it on x, and the node's name. Raises `Unfit`."""
         if len(shape) not in self.axes:
             raise Unfit
         name = draw.name(kind)

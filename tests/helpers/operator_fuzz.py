@@ -34,27 +34,28 @@ from ece408_op.operator.array_memory import make_plain
 from ece408_op.operator.graphs import partition
 from ece408_op.operator.loading import load_mxnet
 
-# Kernels of so many cases are compiled together.
+# Number of cases whose kernels are compiled together.
 TOGETHER = 100
-# Of a result's largest element: what float32's roundings are allowed, and by what factor more than
-# MXNet's own, which float64 shows, or than roundings of the inputs change.
+# Allowed errors, relative to a result's largest element: float32's roundings, and a factor over
+# MXNet's own error, measured with float64, or over the effect of rounded inputs.
 BELOW, FACTOR = 1e-5, 8
-# A largest element below this one is what roundings have left of inputs of about 1.
+# A largest element below this is only rounding of inputs of about 1.
 _LEAST = 0.2
-# Errors of MXNet's above that are not roundings.
+# Larger errors of MXNet's are not roundings.
 _MOST_OF_MXNET = 1e-2
 _MOST_ELEMENTS = 40000
 _MOST_OF_AXIS = {1: 40, 2: 30, 3: 11, 4: 9, 5: 4, 6: 3}
 _EXACT, _ROUNDING = 2**24, 2**-21
 _MOST_ATTEMPTS = 1000
-# How often the inputs are moved before a result is wrong: one time may change little by chance.
+# How often the inputs are perturbed before a result is wrong: a single time may change little by
+# chance.
 _MOVES = 5
 
 
 @dataclass
 class Chain:
-    """A Symbol, the shapes of what it is called with, its nodes' operators by the nodes' names, and
-    whether whole numbers stay whole."""
+    """A Symbol, the shapes of its inputs, its nodes' operators by name, and whether whole numbers
+    stay whole."""
 
     symbol: object
     shapes: dict
@@ -63,7 +64,7 @@ class Chain:
 
 
 def chain(mx, rng, first):
-    """A random one, of which the first node is of this operator."""
+    """Draw a random chain whose first node is of this operator."""
     for _ in range(_MOST_ATTEMPTS):
         found = _chain(mx, rng, first)
         if found is not None:
@@ -72,7 +73,7 @@ def chain(mx, rng, first):
 
 
 def _chain(mx, rng, first):
-    """The same, or `None` for one that MXNet does not take."""
+    """Draw a chain; return `None` if MXNet rejects it."""
     nodes = operator_draws.NODES
     axes = rng.choice(nodes[first].axes)
     batch = rng.choice([1, 2, 3, 5, rng.randint(1, 130)])
@@ -96,7 +97,7 @@ def _chain(mx, rng, first):
         made.append(x)
     if first not in kinds.values():
         return None
-    # MXNet's LeakyReLU overwrites what it reads, also where that is asked for.
+    # MXNet's LeakyReLU overwrites its input even if the input is an output.
     last = next(reversed(kinds.values()))
     if len(made) > 1 and last != "LeakyReLU" and rng.random() < 0.2:
         x = mx.sym.Group([made[-1], made[-2]])
@@ -107,7 +108,7 @@ def _chain(mx, rng, first):
 
 
 def _sizes(symbol, **shapes):
-    """Of arguments and outputs; two empty lists where some are open, or too large."""
+    """Return sizes of arguments and outputs; two empty lists if some are unknown or too large."""
     from mxnet import MXNetError
 
     try:
@@ -122,7 +123,7 @@ def _sizes(symbol, **shapes):
 
 @dataclass
 class Call:
-    """All arguments by name, and what MXNet makes of them in float32 and in float64."""
+    """All arguments by name, and MXNet's results in float32 and in float64."""
 
     found: dict
     reference: list
@@ -140,9 +141,9 @@ class Case:
         self.values = np.random.default_rng([seed, number])
         self.whole = self.rng.random() < 0.5
         self.pixels = self.rng.random() < 0.1
-        # Infinities, and what is not a number.
+        # Infinities and NaN.
         self.odd = self.chain.exact and self.rng.random() < 0.2
-        # Bytes of a chunk, by images.
+        # Bytes of a chunk, by number of images.
         self.chunk = self.rng.choice([None, None, 1, 2, 5])
 
     def _arrays(self, names, shapes):
@@ -161,7 +162,7 @@ class Case:
         return found
 
     def _expected(self, found, dtype, aux=None, symbol=None):
-        """MXNet's results."""
+        """Return MXNet's results."""
         mx, symbol = self.mx, self.chain.symbol if symbol is None else symbol
         if dtype == "float64":
             named = ('"dtype": "float32"', '"dtype": "float64"')
@@ -174,7 +175,7 @@ class Case:
         return [each.asnumpy() for each in executor.forward(is_train=False)]
 
     def _call(self, found):
-        """With these arguments; `None` if MXNet does not compute it."""
+        """Return a call with these arguments; `None` if MXNet does not compute it."""
         try:
             reference = self._expected(found, "float32")
         except self.mx.MXNetError:
@@ -185,9 +186,10 @@ class Case:
             return Call(found, reference, reference)
 
     def _others(self):
-        """With the same parameters another number of images, if the chain can have that."""
+        """Return a call with the same parameters and another number of images, if the chain allows
+        it."""
         if "reshape_like" in self.chain.kinds.values():
-            # MXNet's does not see that its arrays have not as many elements, and reads beyond.
+            # MXNet's does not check the sizes of its arrays, and reads out of bounds.
             return None
         shapes, images = self.chain.shapes, self.rng.randint(1, 12)
         batch = shapes["data"][0]
@@ -203,7 +205,8 @@ class Case:
         return self._call({**data, **{name: self.found[name] for name in self.parameters}})
 
     def rehearse(self):
-        """Draw the arrays, and run once on kernels that do nothing. Whether MXNet computes it."""
+        """Draw the arrays, and run once on kernels that do nothing; return whether MXNet computes
+        it."""
         mx, symbol = self.mx, self.chain.symbol
         arguments, _, states = symbol.infer_shape(**self.chain.shapes)
         self.found = self._arrays(symbol.list_arguments(), arguments)
@@ -238,9 +241,9 @@ class Case:
             return [each.asnumpy() for each in found]
 
     def wrong(self):
-        """What is wrong with the network's results, or `None`."""
+        """Return the error in the network's results, or `None`."""
         for arrays, values in ((self.held, self.found), (self.states, self.aux)):
-            # What is in a layout of oneDNN's MXNet does not always write to.
+            # MXNet does not always write arrays in a layout of oneDNN's.
             make_plain(list(arrays.values()))
             for name, array in arrays.items():
                 array[:] = self.mx.nd.array(values[name])
@@ -254,8 +257,8 @@ class Case:
         return None
 
     def _is_odd_softmax(self, call):
-        """Whether a softmax is given infinities or NaN: what MXNet makes of these depends on who
-        computes it."""
+        """Tell whether a softmax reads infinities or NaN: MXNet's result then depends on its
+        implementation."""
         if not any("softmax" in kind.lower() for kind in self.chain.kinds.values()):
             return False
         symbol = self.chain.symbol.get_internals()
@@ -263,8 +266,8 @@ class Case:
         return not all(np.isfinite(each).all() for each in found)
 
     def _moved(self, call, number):
-        """A result of MXNet's in float64, or in float32 where it has none, of arrays that float32's
-        roundings have moved."""
+        """Return MXNet's result in float64, or in float32 if it has none, of arrays perturbed by
+        float32's roundings."""
 
         def near(arrays):
             return {
@@ -276,7 +279,7 @@ class Case:
         return self._expected(near(call.found), dtype, near(self.aux))[number]
 
     def left(self):
-        """Names of the nodes that have stayed with MXNet."""
+        """Return names of the nodes left to MXNet."""
         return self.network.report.left
 
     def __str__(self):
@@ -287,8 +290,8 @@ class Case:
 
 
 def difference(found, reference, exact, is_whole, moved):
-    """What is wrong with a result beside MXNet's in float32 and float64, or `None`; `moved` gives
-    another one in float64 that is as good."""
+    """Return the error of a result beside MXNet's in float32 and float64, or `None`; `moved`
+    returns another acceptable float64 result."""
     if found.shape != reference.shape:
         return f"shape {found.shape}, not {reference.shape}"
     is_whole = is_whole and np.array_equal(reference, exact) and np.abs(exact).max() < _EXACT
@@ -311,7 +314,7 @@ def difference(found, reference, exact, is_whole, moved):
     for other in (lambda: reference, *_MOVES * [moved]):
         if error <= allowed:
             return None
-        # Roundings may make a square root one of a negative number.
+        # Roundings may make a square root's argument negative.
         own = np.nan_to_num(apart(other(), exact), nan=_MOST_OF_MXNET)
         allowed = max(allowed, FACTOR * own) if own <= _MOST_OF_MXNET else allowed
     return None if error <= allowed else f"error {error:.2e}, allowed {allowed:.2e}"
@@ -319,7 +322,7 @@ def difference(found, reference, exact, is_whole, moved):
 
 @dataclass
 class Counts:
-    """Of an operator: nodes drawn, computed on the GPU, and left to MXNet."""
+    """Counters of an operator: nodes drawn, computed on the GPU, and left to MXNet."""
 
     drawn: int = 0
     gpu: int = 0
@@ -328,8 +331,8 @@ class Counts:
 
 @dataclass
 class Outcome:
-    """What was wrong, in words, the operators' counts, and how many cases there were and how many
-    of them MXNet itself does not compute."""
+    """Errors in words, the operators' counters, the number of cases, and how many of them MXNet
+    itself does not compute."""
 
     wrong: list = field(default_factory=list)
     counts: dict = field(default_factory=lambda: collections.defaultdict(Counts))
@@ -355,7 +358,7 @@ class Outcome:
 
 
 class _Everything:
-    """All operators, as those that are worth copies to a GPU."""
+    """The set of all operators, as those worth copies to a GPU."""
 
     def __contains__(self, name):
         return True
@@ -363,7 +366,7 @@ class _Everything:
 
 @contextlib.contextmanager
 def emulating(machine):
-    """Networks run on this machine, however small they are."""
+    """Run even small networks on this machine's emulated GPU."""
     with (
         settings.override(backend="emulator"),
         mock.patch.object(emulated, "emulated", return_value=machine),
@@ -373,7 +376,7 @@ def emulating(machine):
 
 
 def run(seed, numbers, mode="fast"):
-    """The outcome of cases by number."""
+    """Run cases by number; return the outcome."""
     outcome = Outcome()
     for first in range(0, len(numbers), TOGETHER):
         _run_together(seed, numbers[first : first + TOGETHER], mode, outcome)
@@ -408,7 +411,7 @@ def _run_together(seed, numbers, mode, outcome):
 
 
 def run_beside(seed, count, jobs, mode, progress):
-    """The outcome of the first `count` cases of a seed, by so many processes."""
+    """Run the first `count` cases of a seed in several processes; return the outcome."""
     outcome, lock = Outcome(), threading.Lock()
     parts = [range(at, min(count, at + TOGETHER)) for at in range(0, count, TOGETHER)]
     waiting = collections.deque(parts)
@@ -425,7 +428,7 @@ def run_beside(seed, count, jobs, mode, progress):
 
 
 def _in_processes(seed, waiting, mode):
-    """The outcomes of parts, one after the other; after a process that dies another one goes on."""
+    """Yield the outcomes of parts in order; a process that dies is replaced."""
     context = multiprocessing.get_context("spawn")
     while waiting:
         with ProcessPoolExecutor(1, mp_context=context) as pool:
@@ -465,7 +468,7 @@ def main():
 
 
 def show(outcome, asked, seconds):
-    """Print what was found, and write it if that is asked for."""
+    """Print the outcome, and write it if requested."""
     rows = [
         (kind, each.drawn, each.gpu, each.left) for kind, each in sorted(outcome.counts.items())
     ]

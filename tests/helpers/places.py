@@ -1,4 +1,4 @@
-"""Where the checkout's files are."""
+"""Paths in the checkout."""
 
 from __future__ import annotations
 
@@ -8,5 +8,5 @@ ROOT = Path(__file__).resolve().parents[2]
 SCRIPTS = ROOT / "scripts"
 HELPERS = ROOT / "tests" / "helpers"
 DATA = ROOT / "tests" / "data"
-# What nvcc made, which stays: sources that have not changed are not compiled again.
+# nvcc's output, kept between runs: unchanged sources are not compiled again.
 CUBINS = ROOT / "build" / "cubins"

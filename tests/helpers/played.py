@@ -1,4 +1,4 @@
-"""A report's programs, played: what they would print on a machine without a GPU, and with one."""
+"""Simulated output of a report's programs, on machines without a GPU and with one."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ ece408: conv2 by 14_wgmma: kernel 4.010 ms (8%), copies 28.980 ms (57%)
 
 
 class Player:
-    """Runs nothing: answers like the programs, and remembers what was asked of it."""
+    """Runs nothing: answers like the programs, and records the commands."""
 
     def __init__(self, gpu=False):
         self.gpu = gpu
         self.commands = []
-        # Answers to give instead, by a word of the command.
+        # Other answers, by a word of the command.
         self.instead = {}
 
     def __call__(self, command):
@@ -65,7 +65,7 @@ def failing(code, error):
 
 
 def milestone(script, first="0.670709"):
-    """What a milestone prints; `first` is our first layer's op time."""
+    """Return a milestone's output; `first` is our first layer's op time."""
     if not MILESTONES[script].own_operator:
         theirs = HEAD + "EvalMetric: {'accuracy': 0.9031}\n"
         return CompletedProcess([], 0, theirs, THEIRS + TIME)

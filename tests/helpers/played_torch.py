@@ -1,4 +1,4 @@
-"""As much of PyTorch as its process asks for, as a module's text; arrays of no size end it."""
+"""A fake PyTorch, as a module's text, with what its process needs; arrays of no size end it."""
 
 TORCH = """
 import os

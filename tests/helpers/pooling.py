@@ -1,4 +1,4 @@
-"""Windows of MXNet's Pooling: odd ones, with borders, that overlap or leave gaps, or are cut."""
+"""Windows of MXNet's Pooling: odd sizes, borders, overlaps, gaps, and truncated ones."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ AXES: dict[str, list[Any]] = {
 
 
 def layers(window: Any, kind: str, convention: str) -> Iterator[tuple[int, int, dict[str, Any]]]:
-    """Height and width of planes, and Pooling's attributes."""
+    """Return height and width of planes, and Pooling's attributes."""
     given = dict(zip(("kernel", "stride", "pad"), window))
     given.update(pool_type=kind, pooling_convention=convention)
     for height, width in ((9, 11), (8, 7), (13, 20)):

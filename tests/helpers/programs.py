@@ -1,4 +1,4 @@
-"""What programs that tests start get from the tests' own process."""
+"""Environment of programs that tests start."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import os
 
 
 def environment(**more: str) -> dict[str, str]:
-    """This process's environment and more, without what our operator has set in it: with this
-    variable MXNet takes more memory, and plans it otherwise."""
+    """Return this process's environment and more, without the variables that our operator has set:
+    they change how MXNet plans memory."""
     own = {name: value for name, value in os.environ.items() if name != "NNVM_EXEC_MATCH_RANGE"}
     return {**own, **more}

@@ -32,18 +32,18 @@ import ece408_op
 from ece408_op.backends.cpu import native
 from ece408_op.operator.loading import load_mxnet
 
-# For one network in all ways; a process that takes longer is ended.
+# Seconds for one network in all ways; a slower process is ended.
 MOST_SECONDS = 300
-# Largest difference, over the largest value of an array.
+# Largest difference, relative to the largest value of an array.
 TOLERANCE = {"float32": 2e-4, "float64": 1e-9}
-# How often MXNet's own operator is run where ours was found wrong: some of its failures depend on
-# the timing of its threads.
+# How often MXNet's own operator is repeated if ours was wrong: some of its failures depend on the
+# timing of its threads.
 NATIVE_RUNS = 20
-# How often the rounding of MXNet's own is measured, with inputs and convolutions that differ in
-# their last bits: which of two near-equal values is the maximum, say, is chance.
+# How often MXNet's own rounding error is measured, with inputs and convolutions that differ in
+# their last bits: small changes decide, for example, which of two near-equal values is the maximum.
 NEARBY_RUNS = 16
 GROUPS = "executors, groups of contexts"
-# What sanitizers say.
+# Messages of sanitizers.
 REPORTS = ("AddressSanitizer:", "runtime error:")
 STATIC_MODES = {
     "dynamic": {},
@@ -51,7 +51,7 @@ STATIC_MODES = {
     "static memory and shapes": {"static_alloc": True, "static_shape": True},
 }
 Shape = tuple[int, ...]
-# From a namespace (mx.nd, mx.sym), a convolution, arrays by number and parameters by name.
+# Takes a namespace (mx.nd, mx.sym), a convolution, arrays by number and parameters by name.
 Run = Callable[[Any, Any, dict[int, Any], dict[str, Any]], Any]
 
 
@@ -65,7 +65,7 @@ class Step:
 
 @dataclass
 class Program:
-    """A network: its steps, the shapes of its arrays and parameters, and what it returns."""
+    """A network: its steps, the shapes of its arrays and parameters, and its outputs."""
 
     rng: np.random.Generator
     dtype: str
@@ -76,12 +76,12 @@ class Program:
     heads: list[int] = field(default_factory=list)
     features: Counter = field(default_factory=Counter)
     names: list[str] = field(default_factory=list)
-    # Whether gradients of two steps are added up.
+    # Whether gradients of two steps are accumulated.
     adds: bool = False
 
     @property
     def request(self) -> str:
-        """What MXNet is to do with gradients."""
+        """MXNet's request for gradients."""
         return "add" if self.adds else "write"
 
     def evaluate(
@@ -95,9 +95,9 @@ class Program:
         return arrays
 
     def symbol(self, mx: Any, convolution: Any, groups: Sequence[str] = ()) -> Any:
-        """The network as a Symbol, its parameters variables of their names, averages auxiliary.
+        """Return the network as a Symbol, its parameters variables by name, averages auxiliary.
 
-        `groups` are context groups of the steps, one after the other.
+        `groups` are context groups of the steps, in order.
         """
         variables: dict[str, Any] = {}
         with mx.AttrScope(**({"ctx_group": groups[0]} if groups else {})):
@@ -105,7 +105,7 @@ class Program:
         for number, step in enumerate(self.steps):
             group = {"ctx_group": groups[number % len(groups)]} if groups else {}
             with mx.AttrScope(**group):
-                # A parameter is where the first step that takes it is.
+                # A parameter belongs to the first step that reads it.
                 for name in step.parameters:
                     variables.setdefault(name, mx.sym.Variable(name))
                 self.evaluate(mx.sym, convolution, arrays, variables, [step])
@@ -113,7 +113,7 @@ class Program:
 
 
 class Generator:
-    """Makes a program of one seed: about `length` random steps."""
+    """Draws a program from a seed: about `length` random steps."""
 
     def __init__(self, seed: int) -> None:
         self.rng = np.random.default_rng([408, seed])
@@ -139,9 +139,9 @@ class Generator:
             *(self._statistics, self._recurrent, self._loop, self._one_dimension),
             *(self._transposed, self._identity, self._same_name, self._zeros),
         ]
-        # MXNet's control flow copies its inputs out of blocked layouts before they are computed:
-        # next to its transposed convolutions it is wrong, with its own convolution, too. Next to
-        # recurrent layers, its gradients are now and then NaN, and now and then the process ends.
+        # MXNet's control flow copies inputs in blocked layouts before they are computed: next to
+        # its transposed convolutions it is wrong, even with its own convolution. Next to recurrent
+        # layers, its gradients are sometimes NaN, and sometimes the process ends.
         without = [[self._loop], [self._transposed, self._recurrent]][rng.integers(2)]
         kinds = [kind for kind in kinds if kind not in without]
         for _ in range(int(rng.integers(3, 15))):
@@ -151,10 +151,10 @@ class Generator:
         self._choose_heads()
         return program
 
-    # --- what steps need
+    # --- inputs of steps
 
     def _pick(self) -> int:
-        """An array, more likely one of the last."""
+        """Pick an array, more likely a recent one."""
         count = len(self.program.shapes)
         return count - 1 - min(int(self.rng.geometric(0.5)) - 1, count - 1)
 
@@ -234,7 +234,7 @@ class Generator:
         self._step(inputs, [(batch, filters, *out)], names, run, "convolutions")
 
     def _weight(self, shape: Shape) -> tuple[Callable, list[str]]:
-        """How to get a weight: of its own, another layer's, or computed."""
+        """Draw a weight: a new one, another layer's, or a computed one."""
         features, parameters = self.program.features, self.program.parameters
         shared = [n for n, s in parameters.items() if n.startswith("w") and s == shape]
         if shared and self._chance(0.6):
@@ -264,7 +264,7 @@ class Generator:
         return (lambda F, t, p: p[name]), [name], []
 
     def _transposed(self) -> None:
-        """MXNet's own operator whose results are in blocked layout."""
+        """Add MXNet's own operator whose results are in blocked layout."""
         x = self._pick()
         batch, channels, height, width = self.program.shapes[x]
         filters = int(self.rng.choice([8, 16]))
@@ -312,7 +312,7 @@ class Generator:
             self._convolution(outputs[int(self.rng.integers(1, count))])
 
     def _statistics(self) -> None:
-        """A normalisation whose averages are outputs, too."""
+        """Add a normalisation whose averages are outputs, too."""
         x = self._pick_to_normalise()
         shape = self.program.shapes[x]
         names, run = self._normal(x, shape[1], statistics=True)
@@ -390,7 +390,7 @@ class Generator:
         return names, run
 
     def _pick_to_normalise(self) -> int:
-        """An array of some values a channel; the variance of few magnifies what is rounded."""
+        """Pick an array with several values per channel; a variance of few magnifies roundings."""
         x = self._pick()
         batch, _, height, width = self.program.shapes[x]
         return x if batch * height * width >= 16 else 0
@@ -488,7 +488,8 @@ class Generator:
         self._step([x], [self.program.shapes[x]], [], run, "identities")
 
     def _same_name(self) -> None:
-        """A node of another kind with the name of an earlier one, or of what we might add."""
+        """Add a node of another kind with the name of an earlier one, or of one that we might
+        add."""
         x = self._pick()
         if not self.program.names:
             return
@@ -500,7 +501,8 @@ class Generator:
         self._step([x], [self.program.shapes[x]], [], run, "names that clash")
 
     def _zeros(self) -> None:
-        """Zeros whose batch follows, through a convolution, from what it is added to."""
+        """Return zeros whose batch is inferred, through a convolution, from the array it is added
+        to."""
         x = self._pick()
         batch, channels, height, width = self.program.shapes[x]
         w = self._parameter("w", (channels, channels, 3, 3))
@@ -531,7 +533,7 @@ class Generator:
 
 
 class Values:
-    """Data, parameters and gradients of the heads for a program, in NumPy."""
+    """Data, parameters and gradients of the outputs for a program, in NumPy."""
 
     def __init__(self, program: Program) -> None:
         rng = program.rng
@@ -551,7 +553,7 @@ class Values:
         self.heads = [random(program.shapes[head]) for head in program.heads]
 
     def as_type(self, dtype: str) -> Values:
-        """The same values in another type."""
+        """Return the same values in another dtype."""
         other = copy.copy(self)
         other.data = [x.astype(dtype) for x in self.data]
         other.heads = [x.astype(dtype) for x in self.heads]
@@ -560,7 +562,7 @@ class Values:
         return other
 
     def nearby(self, seed: int) -> Values:
-        """Values that differ in their last bits."""
+        """Return values that differ in their last bits."""
         rng = np.random.default_rng(seed)
 
         def near(x: np.ndarray) -> np.ndarray:
@@ -585,7 +587,7 @@ class Results:
     averages: dict[str, np.ndarray]
 
     def arrays(self) -> dict[str, np.ndarray]:
-        """All of them by a name of theirs."""
+        """Return all arrays by name."""
         named = {f"gradient of {name}": array for name, array in self.gradients.items()}
         named.update((f"moving {name}", array) for name, array in self.averages.items())
         for call, outputs in enumerate(self.inference):
@@ -604,7 +606,7 @@ def _native(F: Any) -> Any:
 
 def _rounded(seed: int) -> Any:
     """MXNet's own convolution of NDArrays with each result off by up to a unit in the last place,
-    as from one that adds in another order."""
+    as if summed in another order."""
     rng = np.random.default_rng(seed)
 
     def rounded(F: Any) -> Any:
@@ -623,7 +625,7 @@ def _arrays(mx: Any, values: dict[str, np.ndarray]) -> dict[str, Any]:
 
 
 def _numpy(mx: Any, arrays: dict[str, Any]) -> dict[str, np.ndarray]:
-    # That averages are still to be moved, MXNet does not always tell who reads them.
+    # MXNet does not always tell readers of averages that an update is pending.
     mx.nd.waitall()
     return {name: array.asnumpy() for name, array in arrays.items()}
 
@@ -665,7 +667,7 @@ def executors(
         if simple:
             types = {name: np.dtype(program.dtype).type for name in arrays}
             shapes = {"data": values.data[0].shape}
-            # Other shapes follow, but for those of recurrent layers and what is computed.
+            # Other shapes are inferred, except those of recurrent layers and computed weights.
             shapes.update((n, a.shape) for n, a in arrays.items() if n[0] in "rswb")
             executor = symbol.simple_bind(
                 mx.cpu(), grad_req=grad_req, type_dict=types, **shapes, **options
@@ -693,10 +695,10 @@ def executors(
 
 
 def make_block(mx: Any, program: Program, convolution: Any, depth: int) -> Any:
-    """The program as blocks of a few steps each, inside each other."""
+    """Return the program as nested blocks of a few steps each."""
 
     class Part(mx.gluon.HybridBlock):
-        """Some steps, and the rest in a child."""
+        """Some steps, and a child with the rest."""
 
         def __init__(self, first: int) -> None:
             super().__init__(prefix="")
@@ -761,7 +763,7 @@ def blocks(
 
     inference = []
     for x in values.data:
-        # Calls like the ones before are made in other ways.
+        # Repeated calls take other code paths.
         for _ in range(_CALLS):
             found = run(mx.nd.array(x, dtype=x.dtype))
         inference.append([y.asnumpy() for y in found])
@@ -781,7 +783,7 @@ def blocks(
 
 
 def exported(mx: Any, program: Program, values: Values, block: Any) -> list[list[np.ndarray]]:
-    """What the block gives after it has been saved and read again."""
+    """Return the outputs of the block after it is saved and loaded."""
     block(mx.nd.array(values.data[0], dtype=program.dtype))
     with tempfile.TemporaryDirectory() as folder:
         block.export(str(Path(folder) / "net"))
@@ -800,13 +802,13 @@ def exported(mx: Any, program: Program, values: Values, block: Any) -> list[list
 
 
 def _error(found: np.ndarray, expected: np.ndarray) -> float:
-    """The largest difference over the largest value; NaN if there is one."""
+    """Return the largest difference relative to the largest value; NaN if there is one."""
     largest = float(np.max(np.abs(expected), initial=0.05))
     return float(np.max(np.abs(found - expected), initial=0.0)) / largest
 
 
 def _compare(found: Results, expected: Results, tolerance: Callable[[str], float]) -> Iterator[str]:
-    """What differs by more than its tolerance, a line each."""
+    """Return a line for each array that differs by more than its tolerance."""
     ours, theirs = found.arrays(), expected.arrays()
     if not ours.keys() <= theirs.keys():
         yield f"there are {', '.join(ours.keys() - theirs.keys())}"
@@ -816,19 +818,19 @@ def _compare(found: Results, expected: Results, tolerance: Callable[[str], float
             yield f"{name}: shape {array.shape} for {theirs[name].shape}"
             continue
         error = _error(array, theirs[name])
-        # Also where it is NaN.
+        # Also if it is NaN.
         if not error <= tolerance(name):
             yield f"{name}: off by {error:.3g} of the largest value"
 
 
 def check(mx: Any, seed: int, ours: Any = _ours) -> tuple[list[str], Counter]:
-    """What is wrong with one random network, a line each, and what it consists of."""
+    """Check one random network; return a line per error, and its features."""
     program = Generator(seed).make()
     expected = Expected(mx, program, Values(program))
     features = Counter(dict.fromkeys(program.features, 1))
     wrong: list[str] = []
     for way, run in ways(mx, program, expected.values, ours, features):
-        # MXNet's own often fails, and what is in flight then fails later.
+        # MXNet's own often fails, and pending work then fails later.
         if way == GROUPS and expected.failures(run, _native):
             continue
         features[way] += 1
@@ -837,7 +839,7 @@ def check(mx: Any, seed: int, ours: Any = _ours) -> tuple[list[str], Counter]:
 
 
 class Expected:
-    """What a program gives imperatively with MXNet's own convolution, and how exactly."""
+    """A program's imperative results with MXNet's own convolution, and their accuracy."""
 
     def __init__(self, mx: Any, program: Program, values: Values) -> None:
         self.values = values
@@ -847,10 +849,10 @@ class Expected:
         self._errors: dict[str, float] = {}
 
     def failures(self, run: Callable[[Any], Results], convolution: Any) -> list[str]:
-        """What is wrong in what `run` gives: what is neither near MXNet's own nor exact."""
+        """Return the errors of `run`: results that are neither near MXNet's own nor exact."""
         try:
             found = run(convolution)
-            # What fails unheard of would be raised by whoever waits next.
+            # The next wait would raise unreported failures.
             self._mx.nd.waitall()
         except Exception as error:
             with contextlib.suppress(self._mx.MXNetError):
@@ -869,8 +871,8 @@ class Expected:
         )
 
     def _rounding(self, exact: dict[str, np.ndarray]) -> dict[str, float]:
-        """How far MXNet's own is from exact results, also where its inputs and convolutions differ
-        in the last bits: what cancels out may be right by chance."""
+        """Return MXNet's own error, also if its inputs and convolutions differ in the last bits: a
+        cancelling result may be right by chance."""
         results = [self._native]
         for seed in range(NEARBY_RUNS):
             values = self.values.nearby(seed)
@@ -890,7 +892,7 @@ class Expected:
 def ways(
     mx: Any, program: Program, values: Values, ours: Any, features: Counter
 ) -> Iterator[tuple[str, Callable[[Any], Results]]]:
-    """The ways to run a program with a convolution, some at random, and what each is called."""
+    """Yield the ways to run a program with a convolution, some at random, with their names."""
     rng = program.rng
     yield "calls on NDArrays", lambda each: imperative(mx, program, values, each, program.request)
     swapped, simple = rng.random() < 0.5, rng.random() < 0.5
@@ -924,7 +926,7 @@ def ways(
         yield GROUPS, lambda each: run_executors(each, True, groups)
 
 
-# --- many programs, in processes of their own: MXNet's own operators end some with a signal
+# --- many programs, in separate processes: MXNet's own operators end some with a signal
 
 
 def work(first: int, last: int, convolution: str) -> None:
@@ -941,7 +943,7 @@ def work(first: int, last: int, convolution: str) -> None:
 def run(
     first: int, count: int, jobs: int = 1, progress: Callable[[str], object] | None = None
 ) -> tuple[list[str], Counter]:
-    """What is wrong with `count` networks from seed `first` on, and what they consist of."""
+    """Check `count` networks from seed `first` on; return errors, and the networks' features."""
     wrong: list[str] = []
     coverage: Counter = Counter()
     bounds = [first + count * job // jobs for job in range(jobs + 1)]
@@ -969,7 +971,7 @@ def run(
 
 
 def _drive(seed: int, last: int, note: Callable[[int, list[str], dict[str, int]], None]) -> None:
-    """Have processes check the seeds; after one that dies another goes on with the next seed."""
+    """Check the seeds in processes; a process that dies is replaced for the next seed."""
     while seed < last:
         end: list[str] = []
         for checked, lines, features in _worker(seed, last, "ours", end):
@@ -984,9 +986,9 @@ def _drive(seed: int, last: int, note: Callable[[int, list[str], dict[str, int]]
 
 
 def _without_native_failures(seed: int, lines: list[str]) -> list[str]:
-    """The failures in ways of running a graph in which MXNet's own operator does not fail.
+    """Return the failures in ways in which MXNet's own operator does not fail.
 
-    It runs in a process of its own, where nothing has changed how MXNet plans its memory.
+    It runs in a separate process, in which MXNet plans memory as usual.
     """
     failing = {
         line.partition(":")[0]
@@ -999,9 +1001,9 @@ def _without_native_failures(seed: int, lines: list[str]) -> list[str]:
 def _worker(
     first: int, last: int, convolution: str, end: list[str]
 ) -> Iterator[tuple[int, list, dict]]:
-    """What a process that checks these seeds prints, as long as it lives and goes on.
+    """Yield the lines of a process that checks these seeds, until it ends or stalls.
 
-    How it ended, and what it was at if that was a signal, is added to `end`.
+    Its exit, and what it was doing if a signal ended it, is added to `end`.
     """
     command = [sys.executable, __file__, "--worker", str(first), str(last), convolution]
     environment = programs.environment(MXNET_SUBGRAPH_VERBOSE="0", PYTHONWARNINGS="ignore")

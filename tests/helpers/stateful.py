@@ -1,10 +1,11 @@
-"""Nets whose parameters are written in every way between calls, beside MXNet's own on copies.
+"""Nets whose parameters are written in every way between calls, compared with MXNet's own on
+copies.
 
 A `Machine` is a random net of one or two sequences, a second block and executors with the same
 parameters. Each step writes parameters, or changes how the net is called, and then calls: every
-result must be what MXNet's own convolution gives of copies of the arrays as they are then.
+result must equal that of MXNet's own convolution on copies of the current arrays.
 
-    python tests/helpers/stateful.py --steps 50000 --jobs 2
+python tests/helpers/stateful.py --steps 50000 --jobs 2
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ Layer = tuple[Any, ...]
 
 @dataclass
 class Wrong(Exception):
-    """A result that is not MXNet's."""
+    """A result that differs from MXNet's."""
 
     text: str
 
@@ -44,12 +45,12 @@ class Wrong(Exception):
 
 
 def plan(rng: np.random.Generator, sequences: int) -> list[Layer]:
-    """Layers of a net; "other" is an operator that no sequence has."""
+    """Draw layers of a net; "other" is an operator that no sequence supports."""
     layers: list[Layer] = []
     for number in range(sequences):
         layers += [("other",)] if number else []
         for _ in range(rng.integers(1, 4)):
-            # 64 filters on 64 channels are more than is held.
+            # 64 filters on 64 channels exceed what is cached.
             kind = rng.choice(["conv", "conv", "fork"])
             layers.append((kind, int(rng.choice([8, 16, 64])), int(rng.choice([1, 3]))))
             layers += [("norm",)] if rng.random() < 0.5 else []
@@ -103,8 +104,8 @@ def net_class(mx: Any) -> Any:
 
 
 class Machine:
-    """`coverage` counts what was done; `shares` allows memory to be lent to other libraries, after
-    which this process keeps nothing."""
+    """`coverage` counts the steps; `shares` allows exporting memory to other libraries, after which
+    this process caches nothing."""
 
     def __init__(self, mx: Any, seed: int, coverage: Counter, shares: bool = False) -> None:
         self.mx, self.rng, self.coverage = mx, np.random.default_rng(seed), coverage
@@ -120,7 +121,7 @@ class Machine:
             each.hybridize(**self._any(FLAGS))
         self.batch = 1
         self.executors: list[Any] = []
-        # What other libraries' memory parameters are in, by their names.
+        # Other libraries' memory that holds parameters, by their names.
         self.owners: dict[str, tuple[Any, np.ndarray]] = {}
         self._lent: list[Any] = []
         names = [name for name in dir(self) if name.startswith("do_")]
@@ -128,7 +129,7 @@ class Machine:
         self.done: list[str] = []
 
     def step(self) -> None:
-        """Raises `Wrong`."""
+        """Do a step. Raises `Wrong`."""
         if self.rng.random() < 0.5:
             self._leave_foreign_memory()
         name = str(self._any(self.actions))
@@ -138,8 +139,8 @@ class Machine:
         self.call()
 
     def call(self) -> None:
-        """Call once, as what is stale shows if a call is like the last one, and then perhaps until
-        parameters are held again."""
+        """Call once, which reveals stale state if it is like the last call, and then perhaps until
+        parameters are cached again."""
         if self.rng.random() < 0.15:
             self.batch = int(self._any([1, 2, 5]))
         block = self._any([self.net] * 7 + [self.twin])
@@ -159,7 +160,7 @@ class Machine:
                 self._compare(found, self._expected(x, values), "an executor")
 
     def _expected(self, x: np.ndarray, values: dict[str, Any]) -> np.ndarray:
-        """What MXNet's own makes of copies."""
+        """Return the result of MXNet's own on copies."""
         for name, parameter in self.stock.collect_params().items():
             parameter.set_data(self.mx.nd.array(values[name]))
         return self.stock(self.mx.nd.array(x)).asnumpy()
@@ -180,16 +181,16 @@ class Machine:
         return self.rng.uniform(low, 1, shape).astype(np.float32)
 
     def _new(self, name: str, shape: Any) -> np.ndarray:
-        """Values for a parameter, of which a variance is positive."""
+        """Return values for a parameter; variances are positive."""
         return self._numbers(shape, 0.2) if "var" in name else 0.5 * self._numbers(shape)
 
     def _parameter(self) -> tuple[str, Any, np.ndarray]:
-        """A parameter, its array, and new values for it."""
+        """Return a parameter, its array, and new values for it."""
         name, parameter = self._any(list(self.net.collect_params().items()))
         return name, parameter, self._new(name, parameter.shape)
 
     def _leave_foreign_memory(self) -> None:
-        """Or soon nothing would be kept any more."""
+        """Otherwise nothing would be cached any more."""
         parameters = self.net.collect_params()
         for name, (made, values) in self.owners.items():
             if parameters[name]._data[0] is made:
@@ -198,7 +199,7 @@ class Machine:
     # Writes.
 
     def do_nothing(self) -> None:
-        """Calls follow calls."""
+        """Calls follow each other without a write."""
 
     def do_set_data(self) -> None:
         _, parameter, values = self._parameter()
@@ -208,7 +209,7 @@ class Machine:
         _, parameter, values = self._parameter()
         array = parameter.data()
         if self.rng.random() < 0.5:
-            # MXNet raises where NumPy's values are written to an array in a layout of oneDNN's.
+            # MXNet raises if NumPy's values are written to an array in a layout of oneDNN's.
             array_memory.make_plain([array])
             array[:] = values
         else:
@@ -242,7 +243,7 @@ class Machine:
         parameter.data().reshape((-1,))[0:3] = values.reshape(-1)[0:3] + 1
 
     def do_several(self) -> None:
-        """Of any sequence, one of the last included."""
+        """Write several parameters of any sequence, the last one included."""
         parameters = list(self.net.collect_params().items())
         for name, parameter in parameters[-int(self.rng.integers(1, 4)) :]:
             parameter.set_data(self.mx.nd.array(self._new(name, parameter.shape)))
@@ -260,7 +261,7 @@ class Machine:
         for parameter in self.net.collect_params().values():
             if parameter.grad_req != "null":
                 mx.autograd.mark_variables(parameter.list_data(), parameter.list_grad())
-        # Clipped, as without it some nets diverge, and MXNet's own gives NaN.
+        # Clipped: without it some nets diverge, and MXNet's own returns NaN.
         options = {"learning_rate": 0.02, "clip_gradient": 5}
         trainer = mx.gluon.Trainer(self.net.collect_params(), "sgd", options)
         with mx.autograd.record():
@@ -286,7 +287,7 @@ class Machine:
             self.net.cast(dtype)
 
     def do_from_numpy(self) -> None:
-        """The memory is its owner's, who can still write."""
+        """The memory's owner can still write to it."""
         name, parameter, values = self._parameter()
         if self.rng.random() < 0.5:
             made = self.mx.nd.from_numpy(values[:])
@@ -308,7 +309,7 @@ class Machine:
         values[...] = self._new(name, values.shape)
 
     def do_read_only(self) -> None:
-        """Memory that nobody may write, for some calls."""
+        """Use read-only memory for some calls."""
         _, parameter, values = self._parameter()
         with tempfile.TemporaryDirectory() as folder:
             np.save(Path(folder) / "values.npy", values)
@@ -320,7 +321,7 @@ class Machine:
             parameter._data[0] = self.mx.nd.array(values)
 
     def do_lend(self) -> None:
-        """MXNet's memory is another library's as well, which writes there."""
+        """Export MXNet's memory to another library, which writes to it."""
         name, parameter, values = self._parameter()
         if name in self.owners:
             return
@@ -355,7 +356,7 @@ class Machine:
         self.executors.append(bound)
 
     def do_threads(self) -> None:
-        """Both blocks in several threads. Gluon makes a block's graph in one thread only."""
+        """Call both blocks in several threads. Gluon makes a block's graph in one thread only."""
         x = [self._numbers((1, 3, SIZE, SIZE)) for _ in range(3)]
         blocks = (self.net, self.net, self.twin)
         found: dict[int, list[np.ndarray]] = {}
@@ -379,7 +380,7 @@ class Machine:
                 self._compare(each, expected, f"thread {number}")
 
     def do_native(self) -> None:
-        """MXNet's own convolution puts weights into a layout of oneDNN's."""
+        """MXNet's own convolution converts weights to a layout of oneDNN's."""
         nd = self.mx.nd
         for name, parameter in self.net.collect_params().items():
             if len(parameter.shape) == 4 and name not in self.owners and self.rng.random() < 0.5:
@@ -390,7 +391,7 @@ class Machine:
 
 
 def count_held_calls(coverage: Counter) -> Callable[[], None]:
-    """Count calls that are not given their small parameters; what is returned ends that."""
+    """Count calls without their small parameters; the returned function ends the counting."""
     kept = held.HeldCalls._are_current, direct_calls.DirectCalls.__call__, held._MOST
 
     def are_current(self: Any) -> bool:
@@ -407,14 +408,14 @@ def count_held_calls(coverage: Counter) -> Callable[[], None]:
         held.HeldCalls._are_current, direct_calls.DirectCalls.__call__, held._MOST = kept
 
     held.HeldCalls._are_current, direct_calls.DirectCalls.__call__ = are_current, call
-    # Steps write time and again: parameters are to be held soon again even so.
+    # Frequent writes must not prevent parameters from being cached again.
     held._MOST = held._FEWEST
     return end
 
 
 def run(first: int, steps: int, shares: bool = True) -> tuple[list[str], list[str], Counter]:
-    """What was wrong, what raised, and what was done, in machines from the seed `first` on. If the
-    last one `shares`, it lends memory."""
+    """Run machines from the seed `first` on; return errors, exceptions, and counts of steps. If the
+    last one `shares`, it exports memory."""
     mx, coverage = load_mxnet(), Counter()
     wrong: list[str] = []
     raised: list[str] = []
@@ -454,7 +455,7 @@ def main() -> int:
 
 
 def in_processes(first: int, steps: int, jobs: int) -> int:
-    """Each process has some of the steps; one that dies has raised."""
+    """Divide the steps among processes; one that dies counts as an exception."""
     starts = iter(range(0, steps, STEPS_OF_A_PROCESS))
     coverage, lock = Counter(), threading.Lock()
 

@@ -1,20 +1,19 @@
-"""Compares what is printed with what a page shows."""
+"""Comparison of printed output with the transcripts in documents."""
 
 from __future__ import annotations
 
 import re
 
 _NUMBER = r"\d[\d.,]*(?:e-?\d+)?"
-# Instruction sets, the kernels that are the fastest with them, and times are this machine's; a name
-# may be longer than the page's.
+# Instruction sets, their fastest kernels, and times are this machine's; a name may be longer than
+# the page's.
 _KERNEL = r"[a-z][a-z_]*_(?:avx512|avx2|baseline)\b"
 _VARIES = re.compile(rf"{_KERNEL}|{_NUMBER}|avx512|avx2|baseline(?=\n|$)| +|\.\.\.")
 
 
 def pattern(expected: str) -> str:
-    """A regular expression for what a transcript shows: numbers, instruction sets, CPU kernels and
-    the width of gaps may differ; `...` on a line of its own stands for lines, elsewhere for any
-    text."""
+    """Return a regular expression for a transcript: numbers, instruction sets, CPU kernels and the
+    width of gaps may differ; `...` alone on a line stands for lines, elsewhere for any text."""
     lines = []
     for line in expected.splitlines():
         if line == "...":

@@ -1,4 +1,4 @@
-"""Normalisation by a batch's averages, and its gradients, against float64."""
+"""Batch normalisation and its gradients, against float64."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def _run(name, batch, arrays, threads, isa):
 
 
 def _ours(values, is_relu, threads, isa):
-    """y, mean, inverse deviation, then the gradients for x, what is added, gamma and beta."""
+    """Return y, mean, inverse deviation, then the gradients for x, the addend, gamma and beta."""
     x, added, gamma, beta, dy = values
     batch = _Batch(*x.shape, EPSILON, is_relu)
     channels = x.shape[1]
@@ -76,7 +76,7 @@ def test_results_are_those_of_float64(rng, isa, adds, is_relu):
     for shape in SHAPES:
         values = _values(rng, shape, adds, scaled=not adds)
         found, exact = _ours(values, is_relu, 2, isa), _exact(values, is_relu)
-        # The terms of a gradient for x may cancel out.
+        # The terms of a gradient for x may cancel.
         terms = np.abs(exact[2]).max() * np.abs(values[-1]).max()
         for number, array in enumerate(exact):
             if array is not None:
@@ -88,7 +88,7 @@ def test_results_are_those_of_float64(rng, isa, adds, is_relu):
 def test_a_deviation_that_is_small_beside_the_mean(rng, isa):
     values = _values(rng, (4, 3, 1000), False, True, offset=1000.0)
     found, exact = _ours(values, False, 2, isa), _exact(values, False)
-    # The mean itself is rounded to a float, which moves what is normalised by 3e-5.
+    # The mean is rounded to a float, which shifts normalised values by 3e-5.
     for number, tolerance in ((1, 1e-7), (2, 1e-5), (0, 2e-4)):
         np.testing.assert_allclose(found[number], exact[number], rtol=tolerance, atol=tolerance)
 

@@ -1,4 +1,4 @@
-"""Host memory copied by several threads: every byte, and none beside them."""
+"""Host memory copied by several threads: every byte, and no others."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ece408_op.backends.cpu import native
 
 
 def _populates():
-    """Whether this kernel has MADV_POPULATE_WRITE."""
+    """Tell whether this Linux has MADV_POPULATE_WRITE."""
     version = platform.release().split(".")[:2]
     return tuple(int("".join(filter(str.isdigit, part))) for part in version) >= (5, 14)
 

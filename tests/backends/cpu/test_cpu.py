@@ -1,6 +1,6 @@
-"""The fast CPU kernels against the reference, on every instruction set this CPU has.
+"""The optimised CPU kernels against the reference, on every instruction set of this CPU.
 
-Arrays lie against forbidden pages (`guarded`), outputs are NaN before (`harness`).
+Arrays end at forbidden pages (`guarded`); outputs hold NaN initially (`harness`).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from ece408_op.bench import oracle
 from ece408_op.errors import InvalidSetting
 from ece408_op.problem import ConvProblem
 
-SHORT, LONG = 3, 26  # channels, of sums that `direct` takes, and of those that `winograd` may
+SHORT, LONG = 3, 26  # channels, for `direct` and for `winograd`
 KERNELS = [(k, k) for k in (1, 2, 3, 4, 5, 7, 9)] + [(1, 4), (1, 7), (5, 1), (3, 1), (2, 5)]
 COURSE = ["b2,c1,h28,w28,m50,k5", "b2,c1,h70,w70,m12,k5", "b2,c12,h33,w33,m24,k7"]
 
@@ -65,7 +65,7 @@ def test_every_number_of_filters_up_to_30(isa, bias, rng):
 
 @every(channels=[1, 256, 257, 600], side=["start", "end"])
 def test_single_taps_of_every_plane_up_to_a_few_vectors(isa, channels, side, rng):
-    """Sums of more than 256 channels are taken in parts; the gradient's are of the filters."""
+    """Sums of more than 256 channels are split; those of the gradient are over filters."""
     for pixels in (*range(1, 20), *range(31, 35), *range(47, 51), *range(62, 66), 130):
         filters = pixels * 5 % 23 + 1
         for c, m in ((channels, filters), (filters, channels)):
@@ -119,14 +119,14 @@ def test_calls_from_several_threads_at_once(isa, rng):
     text=[
         *("b1,c1,h9,w24,m2,k3x3", "b1,c26,h9,w24,m2,k3x3", "b1,c26,h12,w24,m2,k5x3"),
         *("b1,c26,h9,w24,m2,k4x3", "b1,c26,h14,w24,m40,k3x3,p1x1"),
-        # Pairs of rows that are not next to each other, with a stride, and of even height.
+        # Row pairs that are not adjacent, with a stride, and of even height.
         *("b1,c26,h24,w24,m40,k3x3,p2x2,d2x2", "b1,c4,h40,w40,m20,k7x5,s2x2,p3x2"),
         "b1,c26,h24,w24,m40,k4x4,p1x1",
     ],
     row=range(4, 8),
 )
 def test_infinities_and_nans_stay_where_they_belong(isa, text, row, rng):
-    """A pixel must not leak into outputs that do not read it, not even times zero."""
+    """A pixel must not affect outputs that do not read it, not even times zero."""
     problem = ConvProblem.parse(text)
     x, w = real_inputs(problem, rng)
     x[0, 0, row, 11], x[0, 0, 8, 23] = np.inf, np.nan
@@ -141,7 +141,7 @@ def test_infinities_and_nans_stay_where_they_belong(isa, text, row, rng):
     ]
 )
 def test_outputs_larger_than_the_cache(text, rng):
-    """They are written past it, whole lines at a time, wherever their planes start."""
+    """Such outputs are written by non-temporal stores of whole lines, at any alignment."""
     problem = ConvProblem.parse(text)
     assert 4 * np.prod(problem.y_shape) > 32 << 20
     arrays = inputs(problem, rng)

@@ -1,6 +1,6 @@
-"""Groups of one channel, forward and gradients, on every instruction set this CPU has.
+"""Groups of one channel, forward and gradients, on every instruction set of this CPU.
 
-Arrays lie against forbidden pages (`guarded`), outputs are NaN before.
+Arrays end at forbidden pages (`guarded`); outputs hold NaN initially.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from ece408_op.bench import oracle
 from ece408_op.errors import UnsupportedProblem
 from ece408_op.problem import ConvProblem
 
-# Strides and dilations, and how far these reach from a tap to the next.
+# Strides, dilations, and the distance between neighbouring taps.
 STEPS = {"s1x1": (1, 1), "s2x2": (1, 1), "d2x2": (2, 2), "d3x1": (3, 1), "d1x4": (1, 4)}
 
 cpu = CpuBackend()
@@ -63,7 +63,7 @@ def test_the_gradient_for_w_of_every_width_up_to_40(isa, kernel, stride, side, r
                 accumulate=False, threads=2, isa=isa, kernel="depthwise",
             )  # fmt: skip
 
-        # Too few registers.
+        # It has too few registers.
         if isa == "baseline" or (isa == "avx2" and kernel == 5):
             with pytest.raises(UnsupportedProblem):
                 run()
@@ -90,13 +90,13 @@ def test_more_border_than_image(isa, pad, rng):
 
 @every(text=["b2,c40,h60,w61,m40,k5,p2x2,g40", "b1,c24,h999,w130,m24,k3,s2x2,g24"])
 def test_results_do_not_depend_on_threads(isa, text, rng):
-    """Sizes that all of the threads are given a part of: whole planes, and parts of planes."""
+    """The sizes give each thread work: whole planes, and parts of planes."""
     harness.check_threads(cpu, ConvProblem.parse(text), rng)
 
 
 @every(text=["b9,c16,h250,w240,m16,k3,p1x1", "b9,c16,h247,w240,m16,k5,p4x4,d2x2"])
 def test_outputs_larger_than_the_cache(text, rng):
-    """They are written past it where rows begin with a line."""
+    """Such outputs are written by non-temporal stores if rows begin at a cache line."""
     problem = ConvProblem.parse(f"{text},g16,bias")
     assert 4 * np.prod(problem.y_shape) > 32 << 20
     x, w, bias = inputs(problem, rng)

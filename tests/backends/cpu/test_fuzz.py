@@ -50,7 +50,7 @@ def test_infinities_and_nans_are_where_the_textbook_has_them(isa, text, accumula
 
 @pytest.mark.parametrize("isa", first(1, native.isas()))
 def test_batches_of_which_some_images_are_laid_out_at_a_time(isa):
-    """More numbers than a kernel transposes, or spreads among zeros, at a time."""
+    """The batches exceed what a kernel transposes, or spreads among zeros, at a time."""
     batches = ("b5,c48,h90,w80,m40,k1", "b3,c70,h121,w143,m16,k1,s1x2", "b3,c40,h80,w92,m40,k1x3")
     for text in batches:
         problem = ConvProblem.parse(text)
@@ -58,7 +58,8 @@ def test_batches_of_which_some_images_are_laid_out_at_a_time(isa):
 
 
 def test_inputs_too_large_to_add_up_give_no_nan(isa):
-    """Sums of pixels overflow where each product is small: `winograd` makes such sums."""
+    """`winograd` adds pixels before it multiplies; these sums overflow although each product is
+    small."""
     problem = ConvProblem.parse("b1,c2,h9,w40,m3,k3")
     x = np.full(problem.x_shape, 3e38, np.float32)
     w = np.zeros(problem.w_shape, np.float32)

@@ -1,6 +1,6 @@
-"""The general CPU kernels against an oracle in NumPy: every direction, type, instruction set.
+"""The general CPU kernels against a NumPy oracle: every direction, dtype, instruction set.
 
-Arrays lie against forbidden pages (`guarded`), outputs are NaN before.
+Arrays end at forbidden pages (`guarded`); outputs hold NaN initially.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ PROBLEMS = [
     "b2,c4,h9,w7,m8,k2x1,s3x2,p2x2,d2x1,g4",
     "b1,c2,h50,w60,m3,k7x7,s4x5,p3x0",
     "b1,c300,h5,w6,m9,k1x1,p1x1",
-    # Many filters or channels, for which the lanes are filters.
+    # Many filters or channels: vectorised over output channels.
     "b3,c14,h9,w17,m37,k3x3,s2x2,p1x1,bias",
     "b2,c40,h8,w15,m50,k2x3,s3x2,p2x1,d2x1,g2",
     "b5,c16,h7,w7,m33,k3x3,p1x1",
@@ -44,7 +44,7 @@ PROBLEMS = [
     "b2,c20,h20,w300,m16,k3x3,p1x1",
     "b3,c40,h13,w12,m30,k5x3,p2x1,d1x2,bias",
     "b2,c18,h21,w30,m33,k1x1,s2x3,bias",
-    # And by Winograd F(2,3) along rows.
+    # Winograd F(2,3) along rows.
     "b2,c9,h41,w38,m23,k7x7,s2x2,p3x3,bias",
     "b1,c14,h43,w40,m35,k11x3,s4x3,p2x1",
     "b2,c9,h40,w37,m20,k5x4,s3x4,p1x2",
@@ -60,45 +60,45 @@ PROBLEMS = [
     # Batches whose weight gradients are summed in splits.
     "b21,c3,h6,w7,m4,k3x3,p1x1",
     "b35,c3,h6,w7,m12,k3x3,s2x1",
-    # Those whose weight gradients are vectorised over input channels.
+    # Weight gradients vectorised over input channels.
     "b3,c40,h17,w15,m30,k1x7,p0x3",
     "b2,c70,h13,w11,m29,k3x3,s2x2,p1x1,d1x2",
     "b7,c33,h5,w7,m19,k3x3,p1x1",
     "b2,c36,h21,w35,m33,k1x1,s2x3",
     "b3,c40,h4,w2,m20,k1x1,s1x3",
-    # One tap and planes of whole vectors, read where they are; the last ones lie pages apart.
+    # 1x1 kernels on planes of whole vectors, read in place; the last planes are pages apart.
     "b2,c13,h40,w60,m9,k1x1",
     "b33,c7,h8,w6,m50,k1x1",
     "b7,c22,h16,w5,m14,k1x1,g2",
     "b2,c9,h32,w32,m10,k1x1",
-    # One row of x is met, of planes that would be whole vectors.
+    # Only one row of x is read, of planes that would be whole vectors.
     "b3,c11,h2,w24,m7,k1x1,s3x1",
-    # Those by Winograd F(3,2) along rows.
+    # Weight gradients by Winograd F(3,2) along rows.
     "b2,c18,h21,w20,m19,k3x3,p1x1",
     "b5,c16,h13,w11,m16,k3x2,p0x1,d1x2,g2",
-    # With strides: residues of three rows and two, four and three, three; columns without taps.
+    # With strides: phases of three rows and two, four and three, three; columns without taps.
     "b3,c3,h57,w61,m19,k11x11,s4x4,p2x2",
     "b3,c5,h41,w38,m23,k7x7,s2x2,p3x3",
     "b5,c7,h40,w23,m50,k6x2,s2x4",
     "b6,c6,h24,w21,m30,k5x3,s2x1,p1x1,d1x2",
-    # Those of small planes in groups of one channel.
+    # Small planes in groups of one channel.
     "b9,c40,h7,w7,m40,k3x3,p1x1,g40",
     "b20,c33,h9,w13,m66,k5x5,p2x2,g33",
-    # And of others.
+    # Small planes in other groups.
     "b3,c33,h31,w45,m33,k3x3,s2x2,p1x1,g33",
     "b2,c32,h70,w37,m64,k3x3,p0x2,g32",
     "b2,c34,h19,w21,m34,k5x5,s2x2,p4x1,g34",
     "b1,c32,h20,w150,m32,k5x5,p2x2,g32",
-    # Windows that have little in common, or cover nearly all of the image: im2col.
+    # Windows that overlap little, or cover nearly all of the image: im2col.
     "b3,c3,h29,w31,m17,k5x7,s5x7,bias",
     "b2,c4,h40,w38,m6,k3x9,s4x8,p1x2,d2x1,g2",
     "b5,c2,h12,w13,m5,k12x11,p0x1,bias",
     "b40,c3,h6,w5,m33,k6x5",
     "b70,c34,h1,w1,m42,k1x1,g2,bias",
     "b1,c2,h1,w700,m9,k1x100,s1x10,p0x3",
-    # An image alone, whose rows threads share.
+    # A single image, whose rows are divided among threads.
     "b1,c3,h97,w41,m20,k5x5,s3x3,p2x2",
-    # Rows of a vector and more, padded, for which the image is copied with its border.
+    # Padded rows of a vector and more, for which the image is copied with its border.
     "b1,c3,h9,w33,m5,k3x3,p1x1,bias",
     "b9,c2,h7,w29,m13,k5x4,p3x2",
     "b3,c1,h6,w40,m30,k3x1,p5x0,bias",
@@ -109,7 +109,8 @@ cpu, strict = CpuBackend(), CpuBackend("strict", "strict")
 
 
 def run(problem, direction, x, w, bias, dy, onto, side="end", cpu=cpu):
-    """One direction on guarded arrays; the output holds NaN before or, accumulating, `onto`."""
+    """Run one direction on guarded arrays; the output holds NaN first or, if accumulating,
+    `onto`."""
     accumulate = onto is not None
     shape = dict(zip(DIRECTIONS, _output_shapes(problem)))[direction]
     before = onto if accumulate else np.full(shape, np.nan, problem.dtype)
@@ -134,12 +135,12 @@ def _output_shapes(problem):
     return problem.y_shape, problem.x_shape, problem.w_shape, problem.bias_shape
 
 
-# Whether a call adds to what is there, and the side of its arrays on which memory is forbidden.
+# Whether a call accumulates, and the side of its arrays on which memory is forbidden.
 WAYS = ((False, "start"), (True, "end"))
 
 
 def check_exact(problem, rng, isas, ways=WAYS, cpu=cpu):
-    """All directions, on each of the instruction sets, for the same whole numbers."""
+    """Check all directions on each instruction set for whole numbers."""
     shapes = (problem.x_shape, problem.w_shape, problem.bias_shape, problem.y_shape)
     x, w, bias, dy = (integers(rng, shape, problem.dtype) for shape in shapes)
     bias = bias if problem.bias else None
@@ -181,10 +182,10 @@ THREADED = [
     *("b5,c3,h35,w42,m20,k7,s7x7", "b30,c3,h9,w11,m20,k9x10", "b1,c6,h50,w50,m7,k9,s4x4"),
     *("b9,c40,h17,w15,m30,k1x7,p0x3", "b1,c3,h97,w41,m20,k5,s3x3,p2x2"),
     *("b5,c40,h24,w26,m33,k1,s2x2", "b9,c70,h7,w7,m40,k3,p1x1"),
-    # Two threads and three pack parts of weights that end within a channel.
+    # Two threads and three pack chunks of weights that end within a channel.
     *("b5,c74,h9,w7,m128,k3,p2x2,d2x2,g2", "b7,c70,h11,w12,m64,k1x5,p0x2"),
 ]
-# Nine threads lay out more images at a time.
+# Nine threads repack more images at a time.
 MANY_IMAGES = "b14,c130,h35,w35,m200,k1,s2x2"
 
 
@@ -219,7 +220,7 @@ def _check_threads(text, dtype, backends, rng, counts):
 
 @every(text=["b1,c700,h12,w9,m64,k3,p1x2,d1x2", "b1,c64,h12,w9,m700,k3,p1x2,d1x2"])
 def test_two_threads_pack_parts_of_transformed_weights(isa, text, rng):
-    """Of so many channels; one thread packs all of them first."""
+    """With `channels` channels; one thread packs all of them first."""
     problem = ConvProblem.parse(text)
     x, w, dy = _real(problem, rng)
     for direction in ("forward", "backward_data"):
@@ -276,7 +277,7 @@ def test_half_precision_in_portable_code():
     values = bits.view(np.float16).astype(np.float32)
     found = np.array([to_float(int(b)) for b in bits], np.float32)
     np.testing.assert_array_equal(found, values)
-    # Every half, what lies half-way to the next, and what lies just beside that.
+    # Every half, the midpoint to the next one, and the neighbours of the midpoint.
     finite = np.sort(values[np.isfinite(values)])
     middle = (finite[:-1].astype(np.float64) + finite[1:]) / 2
     tricky = np.concatenate(
@@ -292,7 +293,7 @@ def test_half_precision_in_portable_code():
 @pytest.mark.slow
 @pytest.mark.parametrize("side", ["input", "output"])
 def test_more_elements_than_32_bits_count(side):
-    """More than 2^31 elements in x or in y, the last of them right too."""
+    """Even the last of more than 2^31 elements in x or in y is right."""
     wide, few = 2**31 // (1 << 16) + 3, 1
     channels, filters = (wide, few) if side == "input" else (few, wide)
     problem = ConvProblem(1, channels, 256, 256, filters, (1, 1), pad=(0, 0), dtype="float16")

@@ -1,4 +1,4 @@
-"""Kernels in C++ files: both forms of the course run unchanged, and what is wrong is one line."""
+"""Kernels in C++ files: both forms of the course run unchanged, and errors take one line."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def _backend(path):
 
 @pytest.fixture
 def write(tmp_path, kept):
-    """Write a kernel file, by name and text; its path."""
+    """Write a kernel file; return its path."""
 
     def file(name, text=None):
         path = tmp_path / name
@@ -70,7 +70,7 @@ def test_the_operator_computes_with_it(mx, write, name):
                 found.wait_to_read()
             assert np.array_equal(found.asnumpy(), expected.asnumpy())
     assert [(entry.backend, entry.kernel) for entry in log] == [("cpu", name)] * 2
-    # The gradients that it lacks are the CPU backend's.
+    # The CPU backend computes the gradients that it lacks.
     x.attach_grad()
     for precision in ("float32", "strict"):
         with ece408_op.op_times() as log, mx.autograd.record():
@@ -116,7 +116,7 @@ def test_a_changed_file_and_a_damaged_copy_are_compiled_again(write, kept, rng, 
 
 
 def test_a_compiler_is_known_whatever_the_terminal(monkeypatch):
-    """g++ breaks the lines of its help for the terminal's width."""
+    """g++ wraps its help at the terminal's width."""
     versions = compiled_file.compiler_versions.__wrapped__
     before = versions(compiled_file.compiler())
     monkeypatch.setenv("COLUMNS", "131")

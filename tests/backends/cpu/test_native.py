@@ -1,4 +1,4 @@
-"""Loading the compiled library, and what becomes of its statuses."""
+"""The compiled library: loading it, and the errors for its status codes."""
 
 from __future__ import annotations
 
@@ -94,8 +94,8 @@ _MODES = Path("/sys/kernel/mm/transparent_hugepage/enabled")
 
 @pytest.fixture
 def fresh():
-    """Memory of 64 MiB that nobody has written, of pages of 4 KiB, and how much of it has become
-    huge pages."""
+    """Return 64 MiB of untouched memory in pages of 4 KiB, and a function that counts its huge
+    pages."""
     if not _MODES.exists() or "[never]" in _MODES.read_text():
         pytest.skip("this system has no huge pages")
     memory = mmap.mmap(-1, 64 << 20, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)

@@ -1,5 +1,4 @@
-"""Convolutions with weights packed before, and with what follows done at once, on every instruction
-set this CPU has."""
+"""Convolutions with prepacked weights and with epilogues, on every instruction set of this CPU."""
 
 from __future__ import annotations
 
@@ -13,7 +12,7 @@ from studies import guarded
 from ece408_op.backends.cpu import native
 from ece408_op.problem import ConvProblem
 
-# Among them planes of a vector or two.
+# Planes of a vector or two.
 SINGLE_TAPS = (
     *("b2,c40,h7,w7,m100,k1", "b1,c600,h5,w9,m13,k1,bias", "b3,c5,h23,w21,m14,k1,s2x2"),
     *("b2,c5,h4,w4,m9,k1", "b1,c7,h1,w17,m5,k1,bias"),
@@ -40,7 +39,7 @@ FILTERS = (
     ("conv_fwd_oc_f23_1d", "b2,c5,h29,w24,m23,k7x4,s2x2,p3x1,bias"),
     ("conv_fwd_oc_f23_1d", "b1,c9,h23,w20,m23,k3x3,p2x2,d4x2"),
 )
-# For each kernel that finishes outputs, layers that it computes; the chosen one for `None`.
+# For each kernel with an epilogue, layers that it computes; the chosen one for `None`.
 FINISHED = (*((None, text) for text in (*SINGLE_TAPS, *OTHERS, *DEPTHWISE)), *FILTERS)
 UNSUPPORTED = 2
 
@@ -53,7 +52,7 @@ class _Finish(ctypes.Structure):
 
 
 def _arrays(problem, rng):
-    """x, w, bias, factors and addends, and what is added: small whole numbers."""
+    """Return x, w, bias, factors and addends, and the array to add: small whole numbers."""
     filters = (problem.filters,)
     shapes = (problem.x_shape, problem.w_shape, filters, filters, filters, problem.y_shape)
     x, w, bias, *others = [rng.integers(-3, 4, shape).astype(np.float32) for shape in shapes]
@@ -69,8 +68,8 @@ def _number(kernel):
 
 
 def _finished(problem, arrays, bounds, threads, isa, kernel=None):
-    """The status, and y, with the weights packed before if the kernel, or the chosen one, can.
-    Arrays end where memory does."""
+    """Return the status, and y, with prepacked weights if the kernel, or the chosen one, supports
+    them. Arrays end at forbidden memory."""
     x, w, bias, *others = [
         None if array is None else guarded.place(array, "end", read_only=True) for array in arrays
     ]
@@ -82,7 +81,7 @@ def _finished(problem, arrays, bounds, threads, isa, kernel=None):
 
 
 def _packed(problem, w, bias, isa, kernel=-1):
-    """The weights and biases packed; `None` if the kernel, or the chosen one, packs none."""
+    """Return the packed weights and biases; `None` if the kernel, or the chosen one, packs none."""
     library, code = native.library(), native.ISA_CODES[isa]
     library.ece408_packed_floats.restype = ctypes.c_int64
     given = ctypes.byref(native.as_struct(problem))
@@ -166,7 +165,7 @@ PACKED = [
 
 @every(threads=[1, 3], layer=PACKED)
 def test_packed_weights_give_the_same_bits(isa, layer, threads, rng):
-    """Packed for other images: of another number and size."""
+    """The weights were packed for another number and size of images."""
     kernel, text = layer
     problem = ConvProblem.parse(text)
     number = _number(kernel)
@@ -191,7 +190,7 @@ def test_weights_that_are_not_packed(isa, rng):
     for text, value in (
         (DEPTHWISE[0], 1),
         ("b1,c3,h9,w9,m2,k3,s3x3", 1),
-        # Whose zeros of the border `direct` would multiply.
+        # `direct` would multiply the zeros of its border.
         ("b1,c1,h64,w80,m5,k5,p2x2", np.inf),
     ):
         problem = ConvProblem.parse(text)

@@ -1,4 +1,4 @@
-"""The largest element, or the average, of random windows, against a plain loop."""
+"""Maxima and averages of random windows, against a plain loop."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Axis:
 
 
 def _axes(rng):
-    """Small and large ones, some with windows that begin or end beyond them."""
+    """Return small and large axes, some with windows that begin or end outside them."""
     while True:
         size = int(rng.choice([1, 2, 5, 7, 8, 15, 16, 17, 31, 35, 64, 112]))
         kernel, stride = int(rng.choice([1, 2, 3, 3, 4, 7, size])), int(rng.choice([1, 2, 2, 3, 5]))
@@ -82,7 +82,7 @@ def _expected(rows, columns, lengths, x, reduce):
 @pytest.mark.parametrize("threads", [1, 3])
 @pytest.mark.parametrize("isa", native.isas())
 def test_random_windows(isa, threads, rng):
-    """Sums of whole numbers are exact, and so are their averages then."""
+    """Sums of whole numbers are exact, and thus their averages."""
     for _ in range(60):
         rows, columns = _axes(rng), _axes(rng)
         planes, side = int(rng.integers(1, 8)), str(rng.choice(["start", "end"]))
@@ -92,7 +92,7 @@ def test_random_windows(isa, threads, rng):
         with_lost[0] = lost[0]
         with_lost = with_lost.astype(np.float32)
         found = _run(rows, columns, (None, None), planes, with_lost, threads, isa, side)
-        # Of nothing but NaN and -inf, as MXNet has it.
+        # The result for nothing but NaN and -inf is MXNet's.
         numbers = np.fmax(with_lost, np.finfo(np.float32).min)
         expected = _expected(rows, columns, (None, None), numbers, np.max)
         np.testing.assert_array_equal(found, expected)
@@ -104,7 +104,7 @@ def test_random_windows(isa, threads, rng):
 
 @pytest.mark.parametrize("isa", native.isas())
 def test_instruction_sets_agree(isa, rng):
-    """In each bit, with numbers of which sums are rounded."""
+    """Bit for bit, with numbers whose sums are rounded."""
     x = rng.standard_normal((5, 35, 37)).astype(np.float32)
     for stride in (1, 2):
         rows, columns = Axis(35, 3, stride, 1), Axis(37, 3, stride, 1)
@@ -117,7 +117,7 @@ def test_instruction_sets_agree(isa, rng):
 @pytest.mark.parametrize("threads", [1, 3])
 @pytest.mark.parametrize("isa", native.isas())
 def test_averages_of_whole_planes(isa, threads, rng):
-    """More planes than lanes, and fewer; one with a number that is none."""
+    """More planes than vector lanes, and fewer; one contains NaN."""
     for planes, height, width in itertools.product((1, 5, 16, 37), (1, 7, 13), (1, 3, 7, 40)):
         rows, columns = Axis(height, height, 1, 0), Axis(width, width + 2, 3, 1)
         x = rng.integers(-50, 50, (planes, height, width)).astype(np.float32)

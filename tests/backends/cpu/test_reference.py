@@ -1,4 +1,4 @@
-"""The reference against an independent implementation in NumPy, and against differences."""
+"""The reference against an independent implementation in NumPy, and against finite differences."""
 
 from __future__ import annotations
 
@@ -123,7 +123,7 @@ def test_backward_accumulates_each_on_its_own(problem, rng):
 
 @every(text=PROBLEMS)
 def test_gradients_are_the_slopes_of_forward(text, rng):
-    """Of sum(dy * y), by central differences along random directions."""
+    """Slopes of sum(dy * y), by central differences along random directions."""
     problem = ConvProblem.parse(f"{text},float64")
     x, w = rng.standard_normal(problem.x_shape), rng.standard_normal(problem.w_shape)
     bias = rng.standard_normal(problem.bias_shape) if problem.bias else None
@@ -178,7 +178,7 @@ def test_results_do_not_depend_on_threads(rng):
 
 
 def test_float16_is_rounded_once(rng):
-    """Also where rounding to float32 first would land on the wrong side of a tie."""
+    """Also if rounding to float32 first would land on the wrong side of a tie."""
     problem = ConvProblem.parse("b1,c3,h1,w1,m1,k1,float16")
     x = np.array([1, 2**-11, 2**-24], np.float16).reshape(problem.x_shape)
     w = np.array([1, 1, 2**-13], np.float16).reshape(problem.w_shape)

@@ -22,7 +22,7 @@ CHUNKS = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64,
 
 
 def parallel_for(threads, count, chunks):
-    """`ece408_share` with chunks(begin, end, thread)."""
+    """Call `ece408_share` with chunks(begin, end, thread)."""
     call = CHUNKS(lambda _, begin, end, thread: chunks(begin, end, thread))
     native.library().ece408_share(threads, ctypes.c_int64(count), call, None)
 
@@ -46,7 +46,7 @@ def test_every_chunk_is_done_once_and_no_two_are_the_same_thread(threads, count)
 
 @pytest.mark.parametrize("expected", [0, 1, 2, 5])
 def test_a_worker_helps(expected):
-    """Two chunks that each wait for the other one to begin."""
+    """Each of two chunks waits for the other to begin."""
     native.library().ece408_use_workers(expected)
     together = threading.Barrier(2)
     parallel_for(2, 2, lambda begin, end, thread: together.wait(timeout=60))
@@ -65,7 +65,7 @@ def test_the_caller_does_the_first_chunks_and_workers_the_last():
 
 
 def test_a_held_up_worker_holds_up_its_own_caller_only():
-    """One call's chunks, all workers' among them, wait until other calls have ended."""
+    """All chunks of one call, even those on workers, wait until other calls have ended."""
     others_ended = threading.Event()
     ended = []
     held = threading.Thread(target=parallel_for, args=(3, 3, lambda *_: others_ended.wait(60)))
@@ -118,7 +118,7 @@ def compute():
 
 compute()
 """
-# With OpenMP in the process, as MXNet brings it, its threads may help in the place of workers.
+# If MXNet has loaded OpenMP, its threads may help in place of workers.
 OPENMP = "import ctypes; ctypes.CDLL('libgomp.so.1')\n"
 ENDS = {
     "asleep": "time.sleep(0.05)",
@@ -151,7 +151,7 @@ def test_a_process_forks_and_ends_with_workers(run_python, openmp, end):
 @pytest.mark.slow
 @pytest.mark.parametrize("openmp", ["", OPENMP], ids=["alone", "openmp"])
 def test_results_stay_right_as_the_machine_becomes_busy(run_python, openmp):
-    """Each time other threads help."""
+    """Different threads help each time."""
     repeat = """
 from busy import busy_processes
 for busy in (0, 2 * os.cpu_count(), 0):
@@ -167,7 +167,7 @@ print("ok")
 
 @pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="needs two cores")
 def test_after_a_pause_openmp_wakes_its_threads_on_other_cores(run_python):
-    """As long as they take to come; a thread that has been given a core of its own stays there."""
+    """OpenMP's threads are woken until they run; a thread with its own core stays on it."""
     watch = """
 import ctypes, os, threading, time
 from ece408_op.backends.cpu import native

@@ -1,7 +1,7 @@
-"""The CPU kernel `winograd` itself, forward and the gradient for x, on every instruction set.
+"""The CPU kernel `winograd`, forward and the gradient for x, on every instruction set of this CPU.
 
-Which problems it is used for depends on what it costs, so it is called by its name. Arrays lie
-against forbidden pages (`guarded`), outputs are NaN before (`harness`).
+It is called by name, since `choose` uses it by a cost model. Arrays end at forbidden pages
+(`guarded`); outputs hold NaN initially (`harness`).
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ KERNELS = list(itertools.product((3, 5, 7), repeat=2))
 
 
 class Winograd(CpuBackend):
-    """The kernel for everything, and nothing else."""
+    """A backend that computes everything with this kernel."""
 
     def forward(self, problem, x, w, bias, y, accumulate):
         return self._run("forward", problem, x, w, bias, y, accumulate=accumulate)
@@ -51,7 +51,7 @@ winograd = Winograd()
 
 
 def check_exact(problem, rng, accumulate=False, side="end"):
-    """Both directions; the gradient is for less padding than the kernel."""
+    """Check both directions; the gradient if padding is smaller than the kernel."""
     fits = all(pad < kernel for pad, kernel in zip(problem.pad, problem.kernel))
     harness.check_exact(winograd, problem, rng, accumulate, side, gradient=fits)
 
@@ -80,7 +80,7 @@ def test_every_number_of_filters_up_to_30(isa, bias, rng):
 
 @every(text=["b1,c40,h40,w66,m9,k3,p1x1", "b2,c64,h31,w33,m3,k7,p3x3"])
 def test_images_that_are_taken_in_stretches(isa, text, rng):
-    """Their components exceed the cache, and with several threads they are in bands."""
+    """The transformed images exceed the cache; several threads split them into bands."""
     problem = ConvProblem.parse(text)
     for threads in (1, 2, 5):
         with settings.override(threads=threads):
@@ -88,7 +88,7 @@ def test_images_that_are_taken_in_stretches(isa, text, rng):
 
 
 def test_many_images_at_a_time(isa, rng):
-    """Threads take several, and read ahead; of the last there is nothing to read."""
+    """Each thread takes several images and prefetches the next; the last one has no next."""
     with settings.override(threads=2):
         check_exact(ConvProblem(300, 2, 9, 11, 3, (5, 5)), rng)
 
@@ -105,7 +105,7 @@ def test_results_do_not_depend_on_threads(isa, text, rng):
 
 @every(kernel=[(3, 3), (5, 3), (3, 7), (7, 5)], row=range(3, 9))
 def test_infinities_and_nans_stay_where_they_belong(isa, kernel, row, rng):
-    """A pixel must not leak into outputs that do not read it, not even times zero."""
+    """A pixel must not affect outputs that do not read it, not even times zero."""
     problem = ConvProblem(2, 3, 13, 27, 5, kernel, pad=(1, 2))
     x, w = real_inputs(problem, rng)
     x[0, 0, row, row + 5], x[0, 1, 12, 26], x[1, 2, 0, 0] = np.inf, np.nan, -np.inf

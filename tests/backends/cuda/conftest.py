@@ -10,7 +10,7 @@ from ece408_op.host.gpu import find_nvcc
 
 @pytest.fixture(scope="session")
 def nvcc():
-    """Skip, with the reason, where there is no nvcc; in CI that is a failure."""
+    """Skip, with the reason, without nvcc; in CI that is a failure."""
     found = find_nvcc()
     if found is None:
         if os.environ.get("CI"):
@@ -21,5 +21,5 @@ def nvcc():
 
 @pytest.fixture(scope="session")
 def gpu():
-    """The first GPU, for tests that are marked gpu."""
+    """Return the first GPU, for tests marked gpu."""
     return device.get(0)

@@ -1,4 +1,4 @@
-"""The backend `cuda` on a real GPU, by way of MXNet on the CPU: staged copies, bounds, failures."""
+"""The backend `cuda` on a real GPU, through MXNet on the CPU: staged copies, bounds, failures."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def _check_forward(problem, rng, oracle=None):
 
 
 def _run_all(backend, problem, addresses, accumulate):
-    """Forward and gradients, from "x", "w", "bias", "dy" into "y", "dx", "dw", "dbias"."""
+    """Run forward and gradients, from "x", "w", "bias", "dy" to "y", "dx", "dw", "dbias"."""
     a = addresses
     bias = a["bias"] if problem.bias else None
     backend.forward(problem, a["x"], a["w"], bias, a["y"], accumulate)
@@ -85,7 +85,7 @@ def _run_all(backend, problem, addresses, accumulate):
 
 @contextlib.contextmanager
 def _on_the_gpu(arrays):
-    """Addresses of copies of the arrays on the GPU, copied back after the block."""
+    """Yield addresses of copies of the arrays on the GPU, copied back after the block."""
     gpu = device.get(0)
     with gpu.active():
         blocks = {role: gpu.cuda.mem_alloc(array.nbytes) for role, array in arrays.items()}
@@ -154,7 +154,7 @@ def test_a_kernel_that_cannot_is_an_error_that_says_so(rng):
 
 @contextlib.contextmanager
 def _least_free_memory(gpu):
-    """A list that, after the block, holds the least memory that was free on the GPU within it."""
+    """Yield a list that, after the block, holds the least free memory of the GPU within it."""
     least, ended = [], threading.Event()
 
     def watch():
@@ -182,18 +182,18 @@ def test_a_whole_batch_within_64_mib(rng):
     gpu = device.get(0)
     problem = ConvProblem.parse("b10000,c12,h33,w33,m24,k5")
     small = dataclasses.replace(problem, batch=10)
-    _check_forward(small, rng)  # compiles and loads, which takes memory of its own
+    _check_forward(small, rng)  # compiles and loads, which takes memory
     before = _release_everything(gpu)
     with settings.override(gpu_memory="64M"), _least_free_memory(gpu) as least:
         _check_forward(problem, rng)
         assert 0 < gpu.reserved_bytes() <= 64 << 20
-    # Each allocation is rounded up to pages of the GPU's.
+    # Each allocation is rounded up to GPU pages.
     assert before - least[0] <= (64 << 20) + (32 << 20)
 
 
 @contextlib.contextmanager
 def _all_but(gpu, nbytes):
-    """Have only so much of the GPU's memory left."""
+    """Allocate all but this much of the GPU's memory."""
     _release_everything(gpu)
     blocks = []
     with gpu.active():
@@ -320,7 +320,7 @@ print(len(wrong), after_warm_up - after)
 
 @every(direction=["forward", "backward_weight"])
 def test_parts_of_a_call_give_the_same_to_the_bit(gpu, direction, rng):
-    """By the threads of several GPUs, or of one that stands for them where there is one."""
+    """By the threads of several GPUs, or of one that stands for several."""
     problem = ConvProblem.parse("b3000,c6,h30,w30,m16,k5,bias")
     x, w, bias, y = (rng.standard_normal(a.shape).astype(np.float32) for a in _arrays(problem, rng))
     others = [device.get(number) for number in range(1, gpu.cuda.Device.count())] or [gpu]
@@ -344,7 +344,7 @@ def test_parts_of_a_call_give_the_same_to_the_bit(gpu, direction, rng):
 
 @every(text=["b128,c128,h28,w28,m64,k3x3,p1x1", "b64,c32,h17,w19,m40,k5x5,p2x2"])
 def test_gradients_for_w_are_right_in_run_after_run(gpu, text):
-    """Where groups of warps take turns at chunks, whose data now and then comes late."""
+    """Groups of warps take turns at chunks, whose data sometimes arrives late."""
     problem = ConvProblem.parse(text)
     kernel = catalog.get("implicit_gemm_prepacked_backward_weight")
     layouts = kernel.layouts(problem, gpu.capability)
@@ -399,7 +399,7 @@ def test_the_reference_agrees_too(rng):
 
 
 def test_page_locked_arrays_are_used_in_place(mx, rng):
-    """Of a chain of two layers; ordinary arrays have the same results."""
+    """For a chain of two layers; ordinary arrays have the same results."""
     x = rng.integers(-2, 3, (600, 6, 40, 40))
     weights = [mx.nd.array(rng.integers(-2, 3, shape)) for shape in ((9, 6, 3, 3), (7, 9, 3, 3))]
     ordinary, locked = mx.nd.array(x), ece408_op.page_locked(mx.nd.array(x))

@@ -36,7 +36,7 @@ STRIDED = ["b2,c3,h14,w9,m5,k3,s2", "b2,c1,h9,w9,m2,k3,s3x3"]
 
 @pytest.fixture
 def write(tmp_path):
-    """Write a kernel file, by name and text; its path."""
+    """Write a kernel file; return its path."""
 
     def file(name, text=None):
         path = tmp_path / name

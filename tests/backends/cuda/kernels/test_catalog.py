@@ -1,4 +1,4 @@
-"""The catalog of CUDA kernels: what it claims, and that it leaves no problem without a kernel."""
+"""The catalog of CUDA kernels: its claims, and a kernel for every problem."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from ece408_op.problem import ConvProblem
 
 CAPABILITIES = [(7, 5), (8, 0), (8, 6), (8, 7), (8, 9), (9, 0), (10, 0), (10, 3), (12, 0), (12, 1)]
 PREPACKED = "implicit_gemm_prepacked"
-# Shared memory that a block can have.
+# The most shared memory of a block.
 SHARED_KIB = {(7, 5): 64, (8, 0): 163, (8, 7): 163, (9, 0): 227, (10, 0): 227, (10, 3): 227}
 ARRAYS = {
     "forward": {"y", "x", "w", "bias"},
@@ -68,7 +68,7 @@ def test_tensor_cores_are_left_where_they_would_read_the_image_too_often():
 
 @every(
     problem=[
-        # Limited by memory: less exact products would save nothing.
+        # Memory-bound: less exact products would save nothing.
         ("b64,c128,h56,w56,m64,k1", "18_split_half"),
         ("b64,c3,h224,w224,m64,k7,s2x2,p3x3", "17_half_wgmma"),
         ("b10000,c12,h33,w33,m24,k5", "17_half_wgmma"),
@@ -188,7 +188,8 @@ FEW_TERMS = [
 
 @every(case=FEW_TERMS)
 def test_sums_of_few_terms_are_not_of_numbers_in_halves(case):
-    """Two halves keep 23 bits of 24: many roundings of a plain sum are worse, few are not."""
+    """Split numbers keep 23 bits of 24: better than a plain sum with many roundings, worse than one
+    with few."""
     text, direction, expected = case
     problem = ConvProblem.parse(text)
     kernel = catalog.default(problem, direction, (9, 0))
@@ -215,7 +216,7 @@ def test_sums_of_few_terms_are_not_of_numbers_in_halves(case):
     ]
 )
 def test_tensor_cores_add_up_little_of_a_short_sum(case):
-    """They truncate, which matters until a plain sum has many roundings."""
+    """Tensor cores truncate sums, an error that only a plain sum with many roundings exceeds."""
     text, direction = case
     problem = ConvProblem.parse(text)
     suffix = "" if direction == "forward" else f"_{direction}"
@@ -236,7 +237,7 @@ def test_tensor_cores_that_are_not_hoppers_have_a_product_of_their_own():
         kernel = catalog.get(name)
         for capability in ((8, 0), (10, 0)):
             assert catalog.default(problem, direction, capability) == kernel
-        # There it is no faster than float32 arithmetic: `tune` measures.
+        # On this GPU it is no faster than float32 arithmetic: `tune` measures.
         assert catalog.default(problem, direction, (8, 6)) != kernel
         for capability in ((8, 0), (8, 6), (9, 0), (12, 0)):
             for layout in kernel.layouts(problem, capability):
@@ -250,7 +251,7 @@ def test_tensor_cores_that_are_not_hoppers_have_a_product_of_their_own():
 
 
 def test_clusters_have_whole_grids_and_share_a_tile():
-    """A GPU does not hold whole multiples of a cluster, so such blocks do not stay."""
+    """A GPU's size is not a multiple of a cluster, so such blocks cannot be persistent."""
     problem = ConvProblem.parse("b1,c512,h28,w28,m128,k1")
     kernel = catalog.get("implicit_gemm_fused")
     for layout in kernel.layouts(problem, (9, 0)):
@@ -304,7 +305,7 @@ def test_of_a_single_group_only_gradients_for_batches_of_images_are_theirs():
 
 
 def test_many_rows_are_not_split():
-    """Sums of parts are added up by a grid that has a row of blocks for each filter."""
+    """Partial sums are added by a grid with a row of blocks for each filter."""
     for text in ("b1,c8192,h1,w1,m69000,k1", "b1,c2048,h1,w1,m1000,k1"):
         plan = catalog.get("implicit_gemm_prepacked").plan(ConvProblem.parse(text), (9, 0), False)
         assert all(launch.grid[1] <= 65535 for launch in plan.launches), text
@@ -355,8 +356,7 @@ def _check_plan(plan, capability):
 
 @every(kernel=catalog.KERNELS)
 def test_one_compile_serves_every_batch(kernel):
-    """Products that are cut up by their size have four at most: for one image, few, dozens and
-    more."""
+    """Products split by size have at most four variants: for one image, few, dozens and more."""
     (case,) = random_cases(kernel, 1)
     classes = [(1, 2, 3), (4, 7, 15), (16, 50, 63), (64, 100, 1000)]
     defines = [

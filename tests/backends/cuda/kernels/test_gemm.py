@@ -1,4 +1,4 @@
-"""The grids that the host gives implicit_gemm_prepacked.cu, computed in NumPy, are convolutions."""
+"""The host's grids for implicit_gemm_prepacked.cu, computed in NumPy, are convolutions."""
 
 import contextlib
 import itertools
@@ -24,7 +24,8 @@ PROBLEMS = (
 
 
 def flat_grid(array, made, remainder):
-    """Positions of all images by channels, as lay_out_pixels makes them, and zeros behind."""
+    """Return positions of all images by channels, as lay_out_pixels writes them, followed by
+    zeros."""
     (rows, columns) = made.axes
     batch, channels, height, width = array.shape
     grid = np.zeros((batch, channels, rows.grid, columns.grid))
@@ -38,7 +39,7 @@ def flat_grid(array, made, remainder):
 
 
 def tap_of(made, axis, place, remainder, dilate, kernel):
-    """The tap at a place in the grid, or None."""
+    """Return the tap at a position in the grid, or None."""
     steps = axis.last - place if made.backward else place
     at = steps * (axis.out_step if made.backward else axis.in_step) + remainder
     tap = at // dilate
@@ -46,7 +47,8 @@ def tap_of(made, axis, place, remainder, dilate, kernel):
 
 
 def by_grid(problem, array, w, backward):
-    """The convolution, or the gradient for x, by the tables that the kernel is compiled with."""
+    """Return the convolution, or the gradient for x, by the tables that the kernel is compiled
+    with."""
     made = gemm_grid.product(problem, backward)
     rows, columns = made.axes
     out = np.zeros(problem.x_shape if backward else problem.y_shape)
@@ -102,7 +104,7 @@ def test_grids_are_convolutions(text):
     np.testing.assert_array_equal(by_grid(problem, dy, w, True), expected)
 
 
-# Whether kernels in one launch compute the gradient for x of such windows.
+# Whether one launch of the kernels computes the gradient for x of such windows.
 WINDOWS = {
     **dict.fromkeys(("k3", "k3,p1", "k1", "k1,p1", "k1,s2", "k1,s1x3"), True),
     **dict.fromkeys(("k3,s2", "k3,s2,p1", "k2,s2", "k1x2,s1x2", "k1,s2,p1", "k1,s2,p0x1"), False),
@@ -118,7 +120,7 @@ def test_the_gradient_for_x_in_one_launch_has_strides_of_single_unpadded_taps_on
     assert reason == (None if WINDOWS[window] else expected)
 
 
-# Each costs a compile.
+# Each needs a compilation.
 @pytest.mark.parametrize("window", first(1, sorted(WINDOWS, key=WINDOWS.get)))
 @pytest.mark.parametrize(
     ("name", "architecture"),

@@ -1,4 +1,4 @@
-"""The kernels that lay images out in half precision: their plans, and numbers out of range."""
+"""Kernels that repack images in half precision: their plans, and out-of-range numbers."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def gpu(gpu):
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("cases", [1, pytest.param(5, marks=pytest.mark.slow)])
 def test_host_and_kernel_reckon_with_the_same_shared_memory(nvcc, name, cases):
-    """The kernel asserts the size that the plan gives it."""
+    """The kernel asserts the size in the plan."""
     kernel = catalog.get(name)
     for case in random_cases(kernel, cases, seed=17):
         plan = kernel.plan(case.problem, HOPPER, case.accumulate)
@@ -102,7 +102,7 @@ def test_half_precisions_few_exponents_do_not_show(gpu, of_x, of_w):
     rng = np.random.default_rng(17)
     x = (rng.standard_normal(PROBLEM.x_shape) * of_x).astype(np.float32)
     w = (rng.standard_normal(PROBLEM.w_shape) * of_w).astype(np.float32)
-    # Images and filters of very different size beside each other.
+    # Adjacent images and filters of very different magnitude.
     x[1] *= 1e-5
     w[4] *= 1e-4
     expected = oracle.forward(PROBLEM, x, w)

@@ -1,4 +1,4 @@
-"""The CUDA kernels on a GPU, by the checker that scripts/check_cuda.py runs; and wrong ones."""
+"""CUDA kernels on a GPU, by the checker of scripts/check_cuda.py; and incorrect kernels."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def test_all_tiles_compute_the_same(gpu, kernel):
 @pytest.mark.parametrize("source", WRONG, ids=lambda path: path.stem)
 def test_wrong_kernels_are_rejected(gpu, source):
     wrong = dataclasses.replace(catalog.get("1_naive"), source=str(source))
-    # No bias: a wrong kernel may not know of it, and should be caught by what it does.
+    # No bias: an incorrect kernel may ignore it, but should fail for its own fault.
     problem = ConvProblem.parse("b3,c2,h9,w14,m5,k3x4")
     failure = checker.exact_failure(gpu, Case(wrong, problem))
     error = checker.relative_error(gpu, Case(wrong, problem)) if failure is None else None
@@ -73,7 +73,7 @@ def test_the_benchmark_checks_what_it_times(gpu):
 
 
 def test_a_batch_that_needs_several_chunks_of_columns(gpu):
-    """im2col's workspace is bounded, so that it works through a batch in pieces."""
+    """im2col's workspace is bounded, so that it computes a batch in chunks."""
     kernel, problem = catalog.get("4_im2col"), ConvProblem.parse("b700,c1,h70,w70,m2,k5")
     assert len(kernel.plan(problem, gpu.capability, False).launches) == 4
     assert checker.exact_failure(gpu, Case(kernel, problem)) is None

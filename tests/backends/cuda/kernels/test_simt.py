@@ -1,4 +1,4 @@
-"""Sums of few terms: what host and kernels reckon with, and errors element by element."""
+"""Short sums: sizes shared by host and kernels, and errors of each element."""
 
 from __future__ import annotations
 
@@ -64,8 +64,8 @@ def test_so_they_do_with_numbers_in_three_parts(nvcc, name, architecture):
 )
 @pytest.mark.parametrize("most", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_shallow_layouts_compile(nvcc, name, text, most):
-    """Threads load eight values at least of what has its rows or columns side by side: weights'
-    channels, and planes of a single pixel."""
+    """Threads load at least eight contiguous values: channels of weights, and planes of a single
+    pixel."""
     kernel, problem = catalog.get(name), ConvProblem.parse(text)
     shallow = [each for each in kernel.layouts(problem, (9, 0)) if each.depth == 16]
     assert shallow
@@ -133,7 +133,7 @@ INPUTS = {
 
 
 def _computed(gpu, problem, direction, arrays):
-    """The result, in double precision as well, and the sums of the terms' magnitudes."""
+    """Return the result, also in double precision, and the sums of the terms' magnitudes."""
     shapes = {"y": problem.y_shape, "dx": problem.x_shape, "dw": problem.w_shape}
     output = OUTPUTS[direction]
     taken = {role: arrays[role] for role in INPUTS[direction]}
@@ -162,8 +162,8 @@ def _shapes(problem):
     ]
 )
 def test_each_element_is_as_exact_as_a_plain_sum_whatever_the_magnitudes(gpu, case):
-    """Numbers from 1e-6 to 1e6: numbers in halves lose those that are small beside their
-    neighbours, and the sums that have no others."""
+    """Numbers from 1e-6 to 1e6: split numbers would lose small values beside large ones, and sums
+    of only small values."""
     text, direction = case
     problem = ConvProblem.parse(text)
     rng = np.random.default_rng(7)
@@ -188,7 +188,7 @@ def test_three_parts_hold_every_exponent(gpu, of_x, of_w):
     with np.errstate(over="ignore"):
         finite = np.isfinite(exact.astype(np.float32))
     assert np.array_equal(np.isfinite(found), finite)
-    # What float32 has no normal numbers for is as near as it has any.
+    # Denormal results are as close as float32 allows.
     bound = 6e-7 * terms[finite] + 1e-38
     assert np.all(np.abs(found[finite] - exact[finite]) <= bound)
 

@@ -1,4 +1,4 @@
-"""Results of tuning: kept, found again for the nearest batch, and left alone when out of date."""
+"""Results of tuning: stored, found for the nearest batch, and ignored when outdated."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def test_the_nearest_batch_decides(gpu):
         *("1_naive", "1_naive", "5_implicit_gemm", "5_implicit_gemm"),
         *("6_register_tiles", "6_register_tiles"),
     ]
-    # Of batches too far from all of these nothing is known.
+    # No result is near enough to this batch.
     for batch in (5, 24, 1201):
         problem = dataclasses.replace(PROBLEM, batch=batch)
         assert _best(gpu, batch).kernel == catalog.default(problem, "forward", gpu.capability)
@@ -86,7 +86,7 @@ def test_tunables_reach_the_plan_and_must_be_valid(gpu, monkeypatch):
 
 @pytest.mark.parametrize("kernel", ["99_from_the_future", "10_tf32", "13_column_pairs", "general"])
 def test_what_cannot_be_used_is_passed_over(gpu, kernel):
-    # One that is not there, one less exact, one that rejects the problem; the last is fine.
+    # A missing kernel, a less exact one, one that rejects the problem; the last is usable.
     tuned.save([_result(kernel, 100), _result("5_implicit_gemm", 30)], gpu)
     expected = "general" if kernel == "general" else "5_implicit_gemm"
     assert _best(gpu, 100).kernel.name == expected
@@ -133,7 +133,7 @@ def test_a_file_out_of_date_or_damaged_is_left_alone_with_one_warning(gpu, caplo
     assert message in record.getMessage()
     assert str(path) in record.getMessage()
     assert "\n" not in record.getMessage()
-    # What comes next is written again.
+    # The next result is written again.
     tuned.save([_result("5_implicit_gemm")], gpu)
     assert _best(gpu).kernel.name == "5_implicit_gemm"
 

@@ -1,4 +1,4 @@
-"""Each GPU's part is done by a thread of its own, on the cores beside it."""
+"""Threads of GPUs: each GPU's work runs in a separate thread, on nearby cores."""
 
 from __future__ import annotations
 

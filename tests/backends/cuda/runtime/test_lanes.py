@@ -1,4 +1,4 @@
-"""Lanes of a GPU whose driver is only pretended: which memory is used again."""
+"""Lanes of a GPU with a fake driver: which memory is reused."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""nvcc and the cache of what it made; without a GPU."""
+"""nvcc and the cache of its output, without a GPU."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from ece408_op.errors import KernelCompileFailed, NoUsableGpu
 from ece408_op.problem import ConvProblem
 from ece408_op.profile import gpu_ceilings
 
-# Each source with its macros, and the architectures that it claims.
+# Each source with its macros and architectures.
 SOURCES = {
     **{(each.source, each.macros): each.architectures for each in (*catalog.KERNELS, *CODES)},
     (gpu_ceilings.SOURCE, ()): gpu_ceilings.ARCHITECTURES,
@@ -45,7 +45,7 @@ def _check_compile(tasks):
 
 
 def test_every_source_compiles_alone_for_the_oldest_architecture_it_claims(nvcc):
-    """Which lacks most; with some of its macros."""
+    """The oldest architecture lacks most features; with some sets of macros."""
     first = {
         source: (macros, claimed[0]) for (source, macros), claimed in reversed(SOURCES.items())
     }
@@ -121,7 +121,7 @@ extern "C" __global__ void f(int *y) { *y = 10000 + ONE + TWO + THREE + FOUR; }
 
 @pytest.fixture
 def own(folder, tmp_path):
-    """Compile a source of one's own that includes several headers."""
+    """Compile a new source that includes several headers."""
     (tmp_path / "folder").mkdir()
     for name, text in OWN.items():
         (tmp_path / name).write_text(text)
@@ -193,13 +193,14 @@ LAYERS = ("b1,c1,h72,w72,m12,k7", "b1,c1,h48,w48,m6,k5", "b1,c1,h12,w12,m4,k3")
     "layer", [*LAYERS[2:], *(pytest.param(each, marks=pytest.mark.slow) for each in LAYERS[:2])]
 )
 def test_blocks_begin_with_the_registers_that_they_hand_over(folder, layer):
-    """A block that asked for more than it began with would wait for them forever."""
+    """A block that requests more registers than it began with would wait forever."""
     kernel, problem = catalog.get("19_more_registers"), ConvProblem.parse(layer)
     for layout in kernel.layouts(problem, (9, 0))[:2]:
         plan = kernel.plan(problem, (9, 0), False, layout)
         binary = nvcc_compiler.compile_plan(plan.kernel.source, plan.macros, "90a", folder)
         warps, later = plan.launches[0].block[0] // 32, dict(plan.macros)["REGISTERS"]
-        # Of .nv.info: a value of 8 bytes, 0x2f, which is a function and its threads' registers.
+        # In .nv.info: attribute 0x2f with a value of 8 bytes, a function and its registers per
+        # thread.
         (found,) = re.findall(rb"\x04\x2f\x08\0....(....)", binary, re.S)
         at_first = int.from_bytes(found, "little")
         assert at_first < later <= 248

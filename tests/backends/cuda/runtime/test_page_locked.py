@@ -1,4 +1,4 @@
-"""Page-locked memory that is lent, from a driver that locks nothing."""
+"""Page-locked arrays, from a driver that locks nothing."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def _lend(pool, nbytes=SIZE):
 
 
 def _lent(pool, nbytes=SIZE):
-    """Memory, of a size that was asked for before."""
+    """Return memory of a size that was requested before."""
     memory = _lend(pool, nbytes)
     return _lend(pool, nbytes) if memory is None else memory
 
@@ -122,7 +122,7 @@ def test_unlocked_memory_stays_as_long_as_it_is_used(pool, fake_driver):
     assert not fake_driver.locked
     assert not pool.covers(used.address, SIZE)
     assert ctypes.string_at(used.address, SIZE) == b"\x09" * SIZE
-    # A child has the memory, too.
+    # A child process has the memory, too.
     child = os.fork()
     if child == 0:
         os._exit(ctypes.string_at(used.address, 1) == b"\x09")

@@ -1,4 +1,4 @@
-"""Staging without a GPU: chunks, lanes, sums and bounds, on a GPU that is only pretended."""
+"""Staging with a fake GPU: chunks, lanes, sums and bounds."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ SMALL = ConvProblem.parse("b37,c4,h9,w8,m6,k3x2,s2x1,p1,g2,bias")
 
 @pytest.fixture
 def plans(monkeypatch):
-    """What the catalog's plans were made for: the fake kernels compute that."""
+    """Collect the catalog's plans, which the fake kernels compute."""
     known = {}
     real = work.plan
 
@@ -46,7 +46,7 @@ def plans(monkeypatch):
 
 @pytest.fixture
 def splitting(monkeypatch):
-    """GPUs share calls however small."""
+    """Make GPUs divide even small calls."""
     monkeypatch.setattr(staging, "_SPLIT_FROM_BYTES", 0)
 
 
@@ -88,7 +88,7 @@ def test_every_direction_in_small_chunks_equals_the_cpu(
     cpu.backward_weight(problem, px, pdy, dw, dbias, accumulate, accumulate)
     for ours, theirs in zip(found, expected):
         np.testing.assert_array_equal(ours, theirs)
-    # The first call of a shape is on all of them.
+    # The first call of a shape uses all GPUs.
     assert all(len(gpu.requests) == 3 for gpu in fakes)
     assert all(count * size <= 20_000 for gpu in fakes for count, size in gpu.requests)
 
@@ -117,7 +117,7 @@ def test_lent_memory_is_written_and_read_in_place(plans, splitting, pool, rng, w
 
 
 def _lent(pool, array):
-    """A copy of an array in memory of the pool."""
+    """Return a copy of an array in memory of the pool."""
     memory = pool.take(array.nbytes, FakeGpu(), 2)
     copy = as_array(memory.address, array.shape, array.dtype.name)
     copy[:] = array
@@ -133,7 +133,7 @@ def test_ordinary_memory_is_not_reached(plans, pool, rng):
 
 
 def test_shares_are_learnt_apart_for_memory_that_is_reached(plans, pool, rng):
-    """There, two GPUs may be faster where one is otherwise."""
+    """With such memory, two GPUs may be faster although one is otherwise."""
     problem = ConvProblem.parse("b180,c8,h40,w40,m8,k3,p1")
     x, w, _, y = _arrays(problem, rng)
     gpus, how = [FakeGpu(), FakeGpu()], _staging(plans, budget=6 << 20)
@@ -145,7 +145,7 @@ def test_shares_are_learnt_apart_for_memory_that_is_reached(plans, pool, rng):
 
 
 def _launches(gpus):
-    """How many launches each made since the last look."""
+    """Return how many launches each GPU made since the previous call."""
     found = [gpu.launches for gpu in gpus]
     for gpu in gpus:
         gpu.launches = 0
@@ -167,7 +167,7 @@ def test_a_gpu_that_is_twice_as_slow_gets_a_third(plans, splitting, rng):
         staging.compute(asked, gpus, how)
         np.testing.assert_array_equal(y, expected)
         dealt.append(_launches(gpus))
-    # On both, alone, and then as is best.
+    # On both, on one, and then on the faster choice.
     alone, shared = [16, 0], [11, 5]
     assert dealt == [[8, 8], shared, shared, alone, alone, alone, *8 * [shared]]
 
@@ -288,7 +288,7 @@ def test_less_memory_than_budgeted_makes_chunks_smaller(plans, rng):
 
 
 def test_the_next_call_asks_for_no_memory(plans, rng, monkeypatch):
-    """Nor for how much is free, which takes long."""
+    """Nor does it query free memory, which takes long."""
     gpu, how = FakeGpu(), _staging(plans, budget=None)
     free = [1 << 30]
     monkeypatch.setattr(FakeGpu, "free_bytes", lambda gpu: free.pop(), raising=False)
@@ -326,7 +326,7 @@ def test_a_failing_kernel_ends_the_call(plans, rng):
     with pytest.raises(ZeroDivisionError, match="in a kernel"):
         staging.compute(asked, [gpu], how)
     assert not gpu.staging.locked()
-    # What is under way may write to the caller's arrays.
+    # Pending work may write to the caller's arrays.
     assert gpu.waits == gpu.requests[-1][0] > 1
 
 
