@@ -23,10 +23,10 @@ from ece408_op.errors import DownloadFailed, NoUsableGpu
 from ece408_op.operator import compiled_operator
 from ece408_op.operator.loading import load_mxnet
 
-# A shell that starts the tests in the background has SIGINT ignored, also by what tests start.
+# A shell that starts the tests in the background makes them, and their children, ignore SIGINT.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
-# A build of the CPU kernels other than the installed one, such as one with sanitizers.
+# Another build of the CPU kernels, such as one with sanitizers.
 if "ECE408_TEST_LIBRARY" in os.environ:
     native.LIBRARY = Path(os.environ["ECE408_TEST_LIBRARY"]).resolve()
 
@@ -39,7 +39,7 @@ def mx():
 
 @pytest.fixture(scope="session")
 def kept(tmp_path_factory):
-    """A cache in which kernels are compiled once for all tests, also those in processes beside."""
+    """Return a cache in which kernels are compiled once for all tests and test processes."""
     base = tmp_path_factory.getbasetemp()
     folder = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "kept"
     folder.mkdir(exist_ok=True)
@@ -48,7 +48,7 @@ def kept(tmp_path_factory):
 
 @pytest.fixture
 def emulated(kept, monkeypatch):
-    """Networks run in the emulator; their kernels are compiled together."""
+    """Run networks in the emulator, with their kernels compiled together."""
     monkeypatch.setattr("ece408_op.backends.network.emulated._machine", compiled_together.machine)
     with settings.override(cache=kept, backend="emulator"):
         yield
@@ -61,14 +61,14 @@ def rng():
 
 @pytest.fixture
 def without_compiled_operator(mx, monkeypatch):
-    """Has the operator in Python compute, as where its compiled form is missing."""
+    """Use the operator written in Python, as if the compiled one were missing."""
     monkeypatch.setattr(compiled_operator, "_missing", "this test does without it")
 
 
 @pytest.fixture
 def fake_driver(monkeypatch):
-    """Stands for CUDA's driver where page-locked memory is made."""
-    # What tests on a GPU have left.
+    """Replace CUDA's driver for page-locked memory."""
+    # Left by tests on a GPU.
     page_locked.pool.unlock_all()
     fake = FakeDriver()
     monkeypatch.setattr(page_locked, "driver", fake)
@@ -77,7 +77,7 @@ def fake_driver(monkeypatch):
 
 @pytest.fixture
 def pool(fake_driver, monkeypatch):
-    """The pool of page-locked memory, an empty one of the fake driver's."""
+    """Return an empty pool of the fake driver's page-locked memory."""
     made = page_locked.Pool()
     monkeypatch.setattr(page_locked, "pool", made)
     yield made
@@ -89,7 +89,7 @@ def pool(fake_driver, monkeypatch):
 
 @pytest.fixture(autouse=True)
 def _no_failure_left_behind():
-    """A test must not inherit an operator's failure from the one before."""
+    """A test must not inherit an operator's failure from the previous one."""
     errors.take_failure()
     yield
     errors.take_failure()
@@ -97,7 +97,7 @@ def _no_failure_left_behind():
 
 @functools.lru_cache(maxsize=1)
 def _why_no_gpu():
-    """Why CUDA kernels cannot run here, or `None`."""
+    """Return why CUDA kernels cannot run here, or `None`."""
     try:
         device.get(0)
     except NoUsableGpu as error:
@@ -105,8 +105,7 @@ def _why_no_gpu():
     return None
 
 
-# Of files that run side by side these are begun first, or a core would have nothing to do while the
-# last of them runs.
+# Parallel test files that start first; otherwise cores would be idle while the last of them runs.
 LONGEST = (
     *("lab/test_emulated.py", "backends/cuda/runtime/test_nvcc_compiler.py", "lab/test_check.py"),
     *("backends/emulator/test_ladder.py", "lab/test_ranking.py", "lab/test_cheats.py"),
@@ -124,8 +123,8 @@ def pytest_collection_modifyitems(items):
 
 
 def pytest_runtest_setup(item):
-    """Skip tests marked gpu, with the reason, where there is no GPU to run them on, and those also
-    marked alone where other tests may use it at the same time."""
+    """Skip tests marked gpu, with the reason, without a GPU, and those also marked alone if other
+    tests may use it at the same time."""
     if item.get_closest_marker("gpu") and _why_no_gpu():
         pytest.skip(_why_no_gpu())
     if item.get_closest_marker("alone") and os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1") != "1":
@@ -134,7 +133,7 @@ def pytest_runtest_setup(item):
 
 @pytest.fixture(scope="session")
 def fashion_mnist():
-    """Skip, with the reason, where Fashion-MNIST cannot be had; in CI that is a failure."""
+    """Skip, with the reason, without Fashion-MNIST; in CI that is a failure."""
     from ece408_op.course.dataset import fashion_data
 
     try:
@@ -147,7 +146,7 @@ def fashion_mnist():
 
 @pytest.fixture(scope="session")
 def kept_with_data(kept, fashion_mnist):
-    """The same cache, with Fashion-MNIST in it."""
+    """Return the same cache, with Fashion-MNIST in it."""
     with contextlib.suppress(FileExistsError):
         (kept / "fashion-mnist").symlink_to(settings.cache() / "fashion-mnist")
     return kept
@@ -155,7 +154,8 @@ def kept_with_data(kept, fashion_mnist):
 
 @pytest.fixture(scope="session")
 def run_python():
-    """Run a program in a Python of its own; its result has stdout, stderr and returncode."""
+    """Return a function that runs a program in a separate Python; its result has stdout, stderr and
+    returncode."""
 
     def run(code: str, **environment: str) -> subprocess.CompletedProcess:
         return subprocess.run(
@@ -171,7 +171,7 @@ def run_python():
 
 @pytest.fixture
 def run_here(mx, capsys):
-    """Run the `ece408` command in this process, which has MXNet already."""
+    """Return a function that runs the `ece408` command in this process, which has loaded MXNet."""
 
     def run(*arguments: str) -> subprocess.CompletedProcess:
         capsys.readouterr()
@@ -186,7 +186,7 @@ def run_here(mx, capsys):
 
 @pytest.fixture
 def run_ece408():
-    """Run the `ece408` command in a process of its own."""
+    """Return a function that runs the `ece408` command in a separate process."""
 
     def run(*arguments: str, **environment: str) -> subprocess.CompletedProcess:
         return subprocess.run(

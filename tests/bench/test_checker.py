@@ -1,4 +1,4 @@
-"""What checks and times the CUDA kernels, as far as it goes without a GPU."""
+"""The checker and the timer of CUDA kernels, as far as possible without a GPU."""
 
 from __future__ import annotations
 

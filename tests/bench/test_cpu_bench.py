@@ -1,4 +1,4 @@
-"""The CPU benchmark measures what it says, and refuses to time a wrong kernel."""
+"""The CPU benchmark measures all contenders, and refuses to time an incorrect kernel."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ from ece408_op.errors import CacheUnwritable, InvalidSetting
 
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
-    """A cache folder with two kinds of content, and a file that is none of this package's."""
+    """Return a cache folder with two kinds of content, and a file of the user's."""
     folder = tmp_path / "cache"
     (folder / "resized" / "deep").mkdir(parents=True)
     (folder / "resized" / "a.npy").write_bytes(bytes(100))

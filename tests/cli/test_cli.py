@@ -1,4 +1,4 @@
-"""Bad input: one clear line on stderr, an exit code of its own, nothing left behind."""
+"""Bad input: one clear line on stderr, a specific exit code, no files left."""
 
 from __future__ import annotations
 
@@ -122,7 +122,7 @@ def test_ctrl_c_ends_a_long_forward_pass(fashion_mnist):
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
-        # A job in the background, as continuous integration may be, is started deaf to Ctrl-C.
+        # A background job, as in continuous integration, ignores Ctrl-C.
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
     ) as process:
         for line in process.stdout:

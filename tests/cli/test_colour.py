@@ -12,7 +12,7 @@ import pytest
 
 
 def _on_a_terminal(*arguments, **environment):
-    """What a command prints to a terminal."""
+    """Return a command's output to a terminal."""
     ours, theirs = pty.openpty()
     process = subprocess.Popen(
         [sys.executable, "-m", "ece408_op", *arguments],
@@ -23,7 +23,7 @@ def _on_a_terminal(*arguments, **environment):
     )
     os.close(theirs)
     text = b""
-    # At the end of what is to be read a pseudo-terminal fails.
+    # At the end of its output a pseudo-terminal raises.
     while True:
         try:
             text += os.read(ours, 1 << 16)

@@ -47,7 +47,7 @@ def _script(path, line, status=0):
 
 @pytest.fixture
 def tools(tmp_path, monkeypatch):
-    """The folder with all programs that are found: a C++ compiler and nvcc."""
+    """Return the only folder on PATH, with a C++ compiler and nvcc."""
     folder = tmp_path / "bin"
     folder.mkdir()
     _script(folder / "g++", "g++ (Fake) 12.2.0")
@@ -59,7 +59,7 @@ def tools(tmp_path, monkeypatch):
 
 @pytest.fixture
 def machine(tools, tmp_path, monkeypatch):
-    """A machine on which all milestones but m1.2 can run; returns its cache."""
+    """Simulate a machine on which all milestones but m1.2 can run; return its cache."""
     cache = tmp_path / "cache"
     for kind in fashion_data.KINDS:
         for expected in idx.files(kind):
@@ -159,7 +159,7 @@ def test_the_text_is_aligned_and_hints_have_lines_of_their_own():
 
 
 def test_the_command_prints_text_or_json_and_gives_the_exit_code(machine, monkeypatch, capsys):
-    # One diagnosis for all: free memory and disk space change from one to the next.
+    # One diagnosis for all: free memory and disk space change between diagnoses.
     found = doctor.diagnose()
     monkeypatch.setattr(doctor, "diagnose", lambda: found)
     assert execute(["doctor"]) == 0

@@ -1,4 +1,4 @@
-"""`ece408 launch`: what it can be told, and what it prints for job starters."""
+"""`ece408 launch`: its options, and its output for job starters."""
 
 from __future__ import annotations
 
@@ -66,14 +66,14 @@ def _printed(capsys, *arguments):
     return capsys.readouterr().out
 
 
-# What a worker says of itself.
+# A worker's description of itself.
 SAYS = ["sh", "-c", 'echo "$DMLC_ROLE of $DMLC_NUM_WORKER at $DMLC_PS_ROOT_URI:$DMLC_PS_ROOT_PORT"']
 WORKER_SAYS = "worker of 2 at 10.0.0.1:29408\n"
 
 
 @pytest.fixture
 def programs_of(tmp_path, monkeypatch):
-    """Programs in the place of those of a job starter, and of servers, which say their role."""
+    """Fake the programs of a job starter, and servers, which print their role."""
     serve = tmp_path / "serve"
     serve.write_text('#!/bin/sh\necho "$DMLC_ROLE"\n')
     serve.chmod(0o755)

@@ -1,4 +1,4 @@
-"""Programs whose streams are closed, full, or abandoned by the program that read them."""
+"""Programs whose streams are closed, full, or abandoned by their reader."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ ECE408 = (sys.executable, "-m", "ece408_op")
 
 
 def _run(redirection, *command):
-    """Run a command as a shell does with such a redirection; `| gone` is a reader that has left."""
+    """Run a command with a shell's redirection; `| gone` is a reader that has left."""
     streams = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
     closed = [number for number in (0, 1, 2) if f"{number}>&-" in redirection]
     if redirection == "| gone":
@@ -63,7 +63,7 @@ def test_output_that_does_not_arrive(fashion_mnist, arguments):
 
 @pytest.mark.parametrize("redirection", first(1, ["2>&-", "2>/dev/full"]))
 def test_without_stderr_results_and_exit_codes_are_the_same(fashion_mnist, redirection):
-    """And what would go there does not go to standard output instead."""
+    """Messages for stderr must not go to standard output instead."""
     result = _run(redirection, *ECE408, "m2.1", "5")
     assert result.returncode == 0
     assert result.stdout.splitlines()[-1].startswith("Correctness: ")
@@ -102,7 +102,7 @@ def test_a_profiled_script_whose_output_does_not_arrive(tmp_path):
 
 
 def test_files_opened_later_do_not_become_closed_streams(tmp_path):
-    """What is printed must not be written into them, nor by programs started from here."""
+    """Output must not be written into such files, even by child processes."""
     code = """
 import os, subprocess, sys
 from ece408_op.cli import program
@@ -151,8 +151,8 @@ def test_a_line_on_stderr_is_seen_at_once(run_python, unbuffered):
 def test_a_program_that_ends_at_once_leaves_out_what_python_does_at_its_end(
     run_python, tool, printed
 ):
-    """All that it printed is there, and what libraries did. Under a tool that works at the end it
-    ends as others do."""
+    """Its own output is complete, and that of libraries. Under a tool that works at exit it ends
+    normally."""
     code = (
         "import atexit, ctypes; from ece408_op.cli import program\n"
         "atexit.register(print, 'late')\n"

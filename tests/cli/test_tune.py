@@ -1,4 +1,4 @@
-"""`ece408 tune`: what it can be told, what it measures, and what it does without a GPU."""
+"""`ece408 tune`: its options, its measurements, and its behaviour without a GPU."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def _no_gpu():
 
 
 class FakeBench:
-    """Times by kernel, wrong results and launches that fail; counts what was timed."""
+    """Fake times by kernel, wrong results and failing launches; counts the timed candidates."""
 
     def __init__(self, gpu, problem, direction):
         self.gpu, self.problem, self.direction = gpu, problem, direction
@@ -155,7 +155,7 @@ def test_the_fastest_right_one_of_each_precision_wins(benches):
         *("4_im2col", "7_channel_tree")
     }
     (bench,) = benches
-    # Those near the best are timed at length, the slow ones are not.
+    # Fast candidates are timed at length, slow ones are not.
     assert ("5_implicit_gemm", 20) in bench.timed
     assert ("1_naive", 20) not in bench.timed
 
@@ -255,7 +255,7 @@ def test_gradients_are_tuned_where_they_are_asked_for(benches, capsys, monkeypat
         assert [each.kernel.name for each in plans] == [
             *("implicit_gemm_prepacked_backward_weight", "general_backward_bias")
         ]
-    # What is less exact, or another layer, goes by the catalog's rules.
+    # A less exact precision, or another layer, follows the catalog's rules.
     (plan,) = work.backward_data(asked, 0, 0, 0, False, "tf32").plans(FakeGpu(), 32)
     assert plan.kernel.name == "implicit_gemm_prepacked_half_backward_data"
     assert execute(["tune", str(problem), "--gradients", "--quick"]) == 0
@@ -274,7 +274,7 @@ def test_few_candidates_are_those_that_may_run_untuned():
         gemm = [each for each in found if "prepacked" in each.kernel.name]
         assert len(gemm) == 6
         assert gemm[0].layout is None
-        # These are for GPUs that have nothing better.
+        # These serve GPUs without better kernels.
         assert not {each.kernel.name for each in found} & {"general", "6_register_tiles"}
         assert set(found) < set(tuner.candidates(tuner.Task(problem, direction), FakeGpu(), "tf32"))
 
@@ -318,7 +318,7 @@ def test_batches_are_checked():
 
 @pytest.fixture
 def in_threads(benches, monkeypatch):
-    """Threads in the place of GPUs' processes; returns which GPUs were asked for in each."""
+    """Run threads in place of GPUs' processes; return the GPUs used in each."""
     asked = {}
 
     def start(gpu, theirs):
@@ -328,8 +328,8 @@ def in_threads(benches, monkeypatch):
                 side_by_side.serve(gpu, theirs)
 
         def end():
-            # Only its own thread closes it: a number of a closed file is soon another's, which
-            # that thread would read.
+            # Only its own thread may close it: the number of a closed file is soon reused, and that
+            # thread would read the other file.
             with contextlib.suppress(OSError):
                 socket.socket(fileno=os.dup(theirs.fileno())).shutdown(socket.SHUT_RDWR)
             thread.join(30)
@@ -446,7 +446,7 @@ def tunable(tmp_path):
 def test_a_file_s_tunables_are_its_layouts(tunable):
     kernel = catalog.get(str(tunable))
     layouts = kernel.layouts(FA19[1], (9, 0))
-    # A block has no 2048 threads.
+    # No block can have 2048 threads.
     assert [dict(each.tunables) for each in layouts] == [
         {"TILE": tile, "UNROLL": unroll} for tile in (256, 64) for unroll in (1, 2)
     ]
@@ -477,11 +477,11 @@ def test_a_file_runs_with_the_tunables_that_were_measured(benches, monkeypatch, 
     assert execute(["tune", "fa19_2", "--batch-size", "100", "--kernel", str(tunable)]) == 0
     printed = capsys.readouterr().out
     assert "in float32: mine.cu TILE=64 UNROLL=1, 2.0000 ms of 4 candidates" in printed
-    # Beside it, what runs without it.
+    # The default kernel is timed beside it.
     assert "float32    0.5000" in printed
     ran = work.forward(FA19[1], 0, 0, None, 0, False, str(tunable)).plans(FakeGpu(), 10000)
     assert dict(ran[0].defines)["TILE"] == 64
-    # What is chosen for others is as before, and a file of another text has its first numbers.
+    # Choices for other kernels are unchanged, and those for another text of the file, too.
     assert tuned.best(FA19[1], FakeGpu(), "float32").kernel.name != "mine.cu"
     assert tuned.kept(dataclasses.replace(FA19[1], batch=100), FakeGpu(), "float32") is None
     assert execute(["tune", "fa19_2", "--batch-size", "100", "--kernel", str(tunable)]) == 0

@@ -1,4 +1,4 @@
-"""A place without data, with small stand-ins for it, or with the genuine Fashion-MNIST."""
+"""Fixtures: a home without data, with a small fake set, or with the genuine Fashion-MNIST."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ece408_op.course.dataset import fashion_data, idx
 
 @pytest.fixture
 def elsewhere(tmp_path, monkeypatch):
-    """A home of its own: no data named, no package installed, an empty cache; returns the cache."""
+    """Set up a home without data, packages and cache; return the cache's path."""
     cache = tmp_path / "cache"
     monkeypatch.delenv("ECE408_DATA", raising=False)
     monkeypatch.setenv("ECE408_CACHE", str(cache))
@@ -22,7 +22,7 @@ def elsewhere(tmp_path, monkeypatch):
 
 @pytest.fixture
 def fake(elsewhere, monkeypatch):
-    """Makes the small fake set the expected one; returns the (empty) cache."""
+    """Make the small fake set the expected one; return the (empty) cache."""
     files = {}
     for kind, originals in idx.FILES.items():
         files[kind] = tuple(
@@ -35,5 +35,5 @@ def fake(elsewhere, monkeypatch):
 
 @pytest.fixture(scope="session")
 def fashion_mnist(fashion_mnist):
-    """The folder with the genuine test set; skips where it cannot be had."""
+    """Return the folder with the genuine test set; skip if it is unavailable."""
     return fashion_data.locate("t10k")

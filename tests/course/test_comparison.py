@@ -1,4 +1,4 @@
-"""`ece408 compare`: child processes are played by recorded outputs, save for one real run."""
+"""`ece408 compare`: child processes are simulated by recorded outputs, except for one real run."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def _job(script, **options):
 
 
 def _play(command):
-    """What the milestones would have done on a machine without a GPU."""
+    """Simulate the milestones on a machine without a GPU."""
     milestone = MILESTONES[this_python.parts(command)[1][0]]
     if milestone.on_gpu:
         return _result(stderr=f"ece408: error: {NO_DRIVER}\n", code=NoUsableGpu.exit_code)
@@ -77,7 +77,7 @@ def _play(command):
 
 @pytest.fixture
 def played(monkeypatch, elsewhere):
-    """The command with its child processes played; returns the commands that it gives."""
+    """Run the command with simulated child processes; return their commands."""
     commands = []
 
     def run(command):
@@ -90,7 +90,7 @@ def played(monkeypatch, elsewhere):
 
 @pytest.fixture
 def no_data(monkeypatch):
-    """Played runs load nothing, so nothing need be prepared."""
+    """Simulated runs load no data, so none need be prepared."""
     monkeypatch.setattr(comparison, "prepare_data", lambda jobs: None)
 
 
@@ -208,7 +208,7 @@ def test_sizes_are_checked_when_planning(options):
 
 
 def _clocked(*seconds):
-    """A runner whose runs take these times, one after the other."""
+    """Return a runner whose runs take these times, in order."""
     clocks = iter(seconds)
 
     def run(command):
@@ -475,7 +475,7 @@ def test_compare_for_real(run_ece408, fashion_mnist, tmp_path):
     assert all(float(each) > 0 for each in native[5:8])
     for at, theirs in ((5, native[5]), (7, native[6])):
         assert float(ours[at + 1][:-1]) == pytest.approx(float(theirs) / float(ours[at]), abs=0.1)
-    # Python with MXNet loaded takes more than 100 MiB, and 50 images little besides.
+    # Python with MXNet loaded takes more than 100 MiB, and 50 images add little.
     assert 100 < int(ours[10]) < 1000
     runs = json.loads((tmp_path / "runs.json").read_text())["runs"]
     assert [run["script"] for run in runs] == list(MILESTONES)
@@ -512,7 +512,7 @@ def test_ctrl_c_ends_the_child_too(fashion_mnist):
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
-        # A job in the background, as continuous integration may be, is started deaf to Ctrl-C.
+        # A background job, as in continuous integration, ignores Ctrl-C.
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
     ) as process:
         children = Path(f"/proc/{process.pid}/task/{process.pid}/children")

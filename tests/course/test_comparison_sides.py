@@ -1,4 +1,4 @@
-"""`ece408 compare A.json B.json`: comparisons made before, side by side."""
+"""`ece408 compare A.json B.json`: earlier comparisons side by side."""
 
 import dataclasses
 import json
@@ -15,7 +15,7 @@ RUN = Run("m2.1", "2019fa", "ece408-high", 1000, 0.914, (0.2, 0.1), 4.0, 1 << 30
 
 
 def _write(path, seconds, **changes):
-    """A comparison of one row, whose first layer takes these seconds in its runs."""
+    """Write a comparison of one row, with these times in seconds of the first layer in its runs."""
     runs = [dataclasses.replace(RUN, op_seconds=(each, 0.1), **changes) for each in seconds]
     comparison_files.write_json(path, [Row(tuple(runs))], Options())
     return str(path)

@@ -15,7 +15,7 @@ TERM = course_terms.TERMS["2019fa"]
 
 @pytest.fixture
 def folder(tmp_path):
-    """A copy of the shipped checkpoint, to damage."""
+    """Return a copy of the shipped checkpoint, to damage."""
     return shutil.copytree(resources.models_dir() / TERM.name, tmp_path / "copy")
 
 
@@ -37,7 +37,7 @@ def test_the_network_is_the_courses(mx):
 
 @pytest.mark.slow
 def test_stock_mxnet_opens_the_baseline_and_agrees(mx, run_python, rng):
-    """Module.load of an MXNet that has never heard of this package, with float16 parameters."""
+    """Module.load of an MXNet without this package, with float16 parameters."""
     prefix = resources.models_dir() / TERM.name / "baseline"
     epoch = int(_parameters(prefix.parent).stem.split("-")[1])
     code = (

@@ -20,7 +20,8 @@ GPU_MILESTONES = [name for name, milestone in MILESTONES.items() if milestone.on
 
 
 def _pretend(monkeypatch, capability=(9, 0), pycuda=True, nvcc="/cuda/bin/nvcc", mxnet=None):
-    """A machine with one GPU; `mxnet` is what its MXNet for CUDA has code for, if it is that."""
+    """Simulate a machine with one GPU; `mxnet` is the architectures of its MXNet for CUDA, if it
+    has one."""
     driver = Driver("13.0", (Gpu(0, "a GPU", capability, 1 << 37),))
     monkeypatch.setattr(gpu, "find_driver", lambda: driver)
     features = SimpleNamespace(is_enabled=lambda name: mxnet is not None)

@@ -58,7 +58,7 @@ def in_kept(kept_with_data):
 
 
 def test_final_runs_the_whole_network(run_here, in_kept):
-    """In parts of a batch; a kernel that is asked for computes convolutions alone."""
+    """In parts of a batch; a requested kernel computes convolutions alone."""
     result = run_here("final", "4", "--emulate", "--batch-size", "3", "--term", "2018sp")
     emulated = r"Op Time: \d+\.\d{6} \(emulated\)\n"
     assert re.fullmatch(LOADING + emulated * 4 + "Correctness: 1.0 Model: ece408\n", result.stdout)
@@ -84,7 +84,7 @@ MODELS = [(term, model) for term in TERMS.values() for model in term.models if m
 
 
 def _stated_correctness(term, model):
-    """The row of models/README.md: correctness at 100, 1000 and 10000."""
+    """Return the row of models/README.md: correctness at 100, 1000 and 10000."""
     text = (resources.models_dir() / "README.md").read_text()
     row = re.search(rf"^\| {term.name} \| {model} \| (.*?) \| (.*?) \| (.*?) \|", text, re.M)
     return dict(zip(("100", "1000", "10000"), row.groups()))
@@ -93,7 +93,7 @@ def _stated_correctness(term, model):
 MODELS_OF_TERMS = pytest.mark.parametrize(
     ("term", "model"), MODELS, ids=lambda value: getattr(value, "name", value)
 )
-# The whole test set takes seconds, by MXNet's own convolution many.
+# The whole test set takes seconds, and longer by MXNet's own convolution.
 UP_TO = pytest.mark.parametrize("most", [100, pytest.param(10000, marks=pytest.mark.slow)])
 
 

@@ -1,4 +1,4 @@
-"""models/README.md says what is true of the files beside it."""
+"""models/README.md is true of the files beside it."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def test_the_weak_model_is_as_weak_and_sensitive_as_stated(mx, fashion_mnist):
     assert strong.correctness[-1] >= 0.90
     assert sum(weak.changed) >= 3 * sum(strong.changed)
     for line in model_card.table([weak, strong]).splitlines()[2:]:
-        # Rounding on another CPU may tip a close call.
+        # Rounding on another CPU may decide a close result.
         stated = TEXT.splitlines()[[row[:30] for row in TEXT.splitlines()].index(line[:30])]
         found, wanted = (list(map(float, re.findall(r"[\d.]+", row)[1:])) for row in (line, stated))
         assert found == pytest.approx(wanted, abs=5)

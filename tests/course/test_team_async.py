@@ -1,4 +1,4 @@
-"""A job of training whose workers do not wait for each other."""
+"""A training job whose workers do not wait for each other."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def test_workers_that_do_not_wait_for_each_other_learn_too(tmp_path):
         np.testing.assert_array_equal(values, second[name])
     steps = len(first["losses"]) // 3
     assert first["losses"][-steps:].mean() < first["losses"][:steps].mean()
-    # Servers keep the moments: the state has none.
+    # Servers keep the moments, so the state has none.
     state = tmp_path / "training" / "2019sp-baseline" / "epoch-0003.npz"
     with np.load(state) as arrays:
         assert not [name for name in arrays if name.startswith("moment")]

@@ -18,7 +18,7 @@ RECIPE = training.Recipe("2019sp", epochs=2)
 
 @pytest.fixture(autouse=True)
 def _little_data(monkeypatch, rng):
-    """Images whose brightness tells their label, few enough to train on in a second."""
+    """Return images whose brightness reveals their label, few enough to train on in a second."""
     labels = rng.integers(0, 10, 500).astype(np.uint8)
     noise = rng.integers(0, 20, (500, 48, 48))
     images = (noise + 23 * labels[:, None, None]).astype(np.uint8)
@@ -110,7 +110,7 @@ def test_a_state_that_others_could_have_written_is_refused(mx, tmp_path):
 
 
 class _Code:
-    """A pickle of it creates a file where it is read."""
+    """An object whose pickle creates a file when it is loaded."""
 
     def __init__(self, path):
         self.path = path
@@ -120,7 +120,8 @@ class _Code:
 
 
 def test_no_code_is_run_from_a_state(mx, tmp_path, capsys):
-    """Not from one that somebody has sealed, and not from MXNet's own form of the optimizer."""
+    """Neither from a sealed state of another program, nor from MXNet's own form of the
+    optimizer."""
     recipe, work, trap = training.Recipe("2019sp", epochs=1), tmp_path / "work", tmp_path / "trap"
     training.train(recipe, work)
     (state,) = work.iterdir()

@@ -22,7 +22,7 @@ EPOCHS = 2
 
 @pytest.fixture(scope="module")
 def one(mx, tmp_path_factory):
-    """What one process has after a run of so many epochs, and what it says."""
+    """Return one process's final state after a run of `epochs` epochs, and its output."""
     folder = tmp_path_factory.mktemp("one")
     code, errors = ended(start(folder, "--epochs", str(EPOCHS)))
     assert code == 0, errors
@@ -48,7 +48,7 @@ def test_two_workers_train_what_one_process_does(one, tmp_path):
     # Each had other images.
     assert np.abs(first["losses"] - second["losses"]).min() > 0
     assert first["accuracy"] == alone["accuracy"] > 0.2
-    # Rank 0 tells of all, and writes the checkpoint.
+    # Rank 0 reports for all, and writes the checkpoint.
     assert second["accuracy"] == -1
     assert _epochs(errors) == said
     assert len(said) == EPOCHS
@@ -56,7 +56,7 @@ def test_two_workers_train_what_one_process_does(one, tmp_path):
 
 
 def _kill(folder: Path, role: str) -> None:
-    """Kill a process of this role in the job whose files go to a folder."""
+    """Kill a process of this role in the job that writes its files to a folder."""
     wanted = {f"ECE408_CACHE={folder}", f"DMLC_ROLE={role}"}
     for each in Path("/proc").glob("[0-9]*"):
         try:
@@ -104,7 +104,7 @@ RECIPE = training.Recipe("2019sp", epochs=2, batch_size=50)
 
 @pytest.mark.parametrize("kvstore", ["local", "device"])
 def test_devices_of_one_process_share_the_batch(mx, little, tmp_path, monkeypatch, kvstore):
-    """Two contexts of the CPU stand in for GPUs; a run goes on with another number of them."""
+    """Two contexts of the CPU stand in for GPUs; a run continues with another number of them."""
     alone = training.train(RECIPE, tmp_path / "one")
     contexts = iter([[mx.cpu(0), mx.cpu(1)], [mx.cpu(0), mx.cpu(1), mx.cpu(2)]])
     monkeypatch.setattr(training, "_contexts", lambda gpus: next(contexts))
@@ -141,7 +141,7 @@ def test_without_a_job_there_are_no_workers(mx, monkeypatch):
 
 def test_workers_whose_weights_differ_are_told(mx, little, tmp_path, monkeypatch):
     def others_too(self, name, values):
-        """As if the second of two workers had what this one has, but for a bit."""
+        """Simulate a second worker whose values differ from this one's by a bit."""
         other = np.roll(values, 1, axis=0)
         if name == "digests":
             other[1, 3] += 1

@@ -1,4 +1,4 @@
-"""Programs with one fault each: it is found, at its line, and right ones have none."""
+"""Programs with one fault each: it is found at its line; correct programs have no findings."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from ece408_op.backends.emulator import emulator_compiler
 from ece408_op.backends.emulator.library import load
 
 FILES = sorted((Path(__file__).parent / "faults").glob("*.cu"))
-# What the last error is: of faults that CUDA itself notices.
+# The last error, for faults that CUDA itself detects.
 ERRORS = {"illegal address": 700, "misaligned access": 716, "stopped": 710, "deadlock": 702}
 ERRORS |= {"failed CUDA call": 1, "failed cudaFree()": 1}
-# Of a program another than its kind's.
+# The last error of programs that differ from their kind's.
 ERRORS |= {"uses_a_destroyed_stream": 400}
 
 
@@ -39,8 +39,8 @@ def test_each_fault_is_found_at_its_line(path, seed, kept):
             wrong.append(f"{program.name}: error {error}")
         if program.is_right == bool(program.marks):
             wrong.append(f"{program.name}: its comments name {len(program.marks)} faults")
-        # Of several places that take part in a race the one that comes second is found; what a
-        # fault leads to is found at its line, too.
+        # In a race, the second of several accesses is found; consequences of a fault are found at
+        # their line, too.
         missing = program.marks and not program.marks & found
         if missing or any(place not in program.lines for _, place in found):
             wrong.append(f"{program.name}: {sorted(found)} instead of {sorted(program.marks)}")

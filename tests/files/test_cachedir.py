@@ -1,4 +1,4 @@
-"""Files of the cache: private, whole, sealed, and cleared of what killed processes have left."""
+"""Files of the cache: private, whole, sealed, and cleaned after killed processes."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from ece408_op.files.sealed import Damage, check_trust, read_sealed, write_seale
 
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
-    """A cache folder that is not there yet."""
+    """Return a cache folder that does not exist yet."""
     folder = tmp_path / "above" / "cache"
     monkeypatch.setenv("ECE408_CACHE", str(folder))
     before = os.umask(0o002)
@@ -39,7 +39,7 @@ def test_the_cache_is_for_its_user_alone(folder, tmp_path):
     made = ("", "kind", "kind/deep")
     assert [mode(folder / name) for name in made] == [0o700] * 3
     assert mode(folder / "kind" / "deep" / "file") == 0o600
-    # What users have written elsewhere, and folders that others may need, are theirs to say.
+    # Users decide on files they have written elsewhere, and on folders that others may need.
     assert mode(folder.parent) == mode(tmp_path / "elsewhere") == 0o775
     assert mode(tmp_path / "elsewhere" / "file") == 0o664
 
@@ -53,7 +53,7 @@ def test_a_cache_with_a_relative_name_is_one_too(folder, monkeypatch):
 
 
 def test_content_is_on_the_disk_before_it_has_its_name(tmp_path, monkeypatch):
-    """And the name is, before the block has ended: a power cut leaves the old file or the new."""
+    """The name, too, before the block has ended: a power cut leaves the old file or the new."""
     done = []
 
     def note(name, function):

@@ -1,4 +1,4 @@
-"""Something else in the lock file's place: one error, and no waiting."""
+"""Obstacles in the lock file's place: one error, and no waiting."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ IN_THE_WAY = {
 
 
 def _error_of_locking(folder):
-    """What `locked` raises, on a thread, as it may wait for ever."""
+    """Return the error that `locked` raises, on a thread, as it may wait forever."""
     caught = []
 
     def lock():

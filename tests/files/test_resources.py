@@ -1,4 +1,4 @@
-"""Where kernels and models are found: in the package if installed, else in the checkout."""
+"""The location of kernels and models: in the package if installed, else in the checkout."""
 
 from __future__ import annotations
 

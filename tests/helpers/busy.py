@@ -8,7 +8,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 
-# Keeps a core busy until the process that started it ends; that one handles Ctrl-C for both.
+# Keeps a core busy until its parent process ends, which handles Ctrl-C for both.
 _BUSY = """
 import os, signal, sys
 signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -21,7 +21,7 @@ while os.getppid() == int(sys.argv[1]):
 
 @contextlib.contextmanager
 def busy_processes(count: int) -> Iterator[None]:
-    """Run `count` other processes that compute all the time, for the length of a `with` block."""
+    """Run `count` busy processes for the duration of a `with` block."""
     command = [sys.executable, "-c", _BUSY, str(os.getpid())]
     with contextlib.ExitStack() as started:
         for _ in range(count):

@@ -1,4 +1,4 @@
-"""One test for many cases, of which it says those that fail."""
+"""One test for many cases, which reports all that fail."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ import pytest
 
 
 def _text(case: dict[str, Any]) -> str:
-    """The case as name=value; what has a name, such as a kernel, is called by it."""
+    """Return the case as name=value; objects with a name, such as kernels, appear by name."""
     return ", ".join(f"{name}={getattr(value, 'name', value)}" for name, value in case.items())
 
 
 def every(**axes: Iterable[Any]) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Call the test with every combination of the values; the other arguments are fixtures.
 
-    The fixtures are the same objects in all calls. The failure at the end has a line for each
-    combination that failed, and the first one's traceback.
+    The fixtures are the same objects in all calls. The failure has a line for each failed
+    combination, and the first one's traceback.
     """
     combinations = [dict(zip(axes, values)) for values in itertools.product(*axes.values())]
 
@@ -47,7 +47,8 @@ def every(**axes: Iterable[Any]) -> Callable[[Callable[..., None]], Callable[...
 
 
 def first(quick: int, cases: Iterable[Any]) -> list[Any]:
-    """The cases, all but the first so many marked slow; one of several values is a tuple."""
+    """Return the cases, those after the first `count` marked slow; one of several values is a
+    tuple."""
     more = list(cases)
     return more[:quick] + [
         pytest.param(*(each if isinstance(each, tuple) else (each,)), marks=pytest.mark.slow)

@@ -1,4 +1,4 @@
-"""A clock that tests put in the place of the real one."""
+"""A fake clock."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from collections import defaultdict
 
 
 class Clock:
-    """Its seconds pass only as `spending` says, for each thread by itself. The thread that made it
-    waits for all others before it looks."""
+    """Seconds pass only in `spending`, separately for each thread. The thread that made it waits
+    for all others before it reads the time."""
 
     def __init__(self):
         self._now, self._spent = 0, defaultdict(int)
@@ -23,7 +23,7 @@ class Clock:
         return self._now + self._spent[thread]
 
     def spending(self, seconds):
-        """A function that takes so many seconds."""
+        """Return a function that takes this many seconds."""
         return functools.partial(self._spend, seconds)
 
     def _spend(self, seconds):

@@ -1,7 +1,7 @@
-"""The emulated GPU with the kernels of many networks compiled at once.
+"""An emulated GPU that compiles the kernels of many networks together.
 
-Most of what a compiler needs for a kernel is its own start, headers and the linker: a hundred
-kernels in one file take a tenth of the time of a hundred files.
+Most of a compiler's time for a kernel is start-up, headers and linking: a hundred kernels in one
+file take a tenth of the time of a hundred files.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from ece408_op.backends.network.emulated import EmulatedMachine
 from ece408_op.errors import KernelCompileFailed
 from ece408_op.files.resources import cuda_folders, kernels_dir
 
-# What kernels include; within a namespace they could not.
+# Headers of kernels; they cannot be included within a namespace.
 _HEADERS = (
     *("cuda_runtime.h", "cuda_fp16.h", "cuda_pipeline.h", "cooperative_groups.h", "mma.h"),
     "stdint.h",
@@ -27,7 +27,7 @@ _MACRO = re.compile(r"^ *# *define (\w+)", re.M)
 
 
 class _Kernel:
-    """What a plan's code is in a library of many, once that is compiled."""
+    """A plan's kernel in a library of many, once that is compiled."""
 
     def __init__(self, plan):
         self.plan, self.number = plan, 0
@@ -71,8 +71,8 @@ class MachineOfMany(EmulatedMachine):
         return self._kernels[key]
 
     def compile(self):
-        """Have all kernels that have been loaded so far compute from now on, or raise what is wrong
-        with them."""
+        """Compile all kernels loaded so far, so that they compute from now on; raise their error,
+        if any."""
         waiting, self._waiting = self._waiting, []
         if waiting:
             self._compile(waiting)
@@ -107,7 +107,7 @@ class _MachineAtOnce(MachineOfMany):
 
 @functools.cache
 def machine(mode):
-    """One for all networks of a process: they have kernels in common."""
+    """Return the machine of all networks of this process, which have kernels in common."""
     return _MachineAtOnce(mode)
 
 
@@ -116,8 +116,8 @@ def _functions(plan):
 
 
 def _source(kernels):
-    """Each kernel in a namespace of its own, and behind it none of its macros."""
-    # On arrays as small as these it takes longer to make code fast than to run slow code.
+    """Return each kernel in a namespace, followed by #undef of its macros."""
+    # On such small arrays optimising takes longer than running slow code.
     parts = ['#pragma GCC optimize("O0")\n', *(f"#include <{name}>\n" for name in _HEADERS)]
     for kernel in kernels:
         text, space = _text(kernel.plan.kernel.source), f"of_{kernel.number}"
@@ -137,7 +137,7 @@ def _source(kernels):
 
 @functools.cache
 def _text(name):
-    """A source with its own headers in it, each once, and without those of others."""
+    """Return a source with its own headers in it, each once, without those of other sources."""
     headers = {path.name: path for folder in cuda_folders() for path in folder.iterdir()}
     seen = set()
 
@@ -147,5 +147,5 @@ def _text(name):
         seen.add(path)
         return _OWN_HEADER.sub(lambda match: whole(headers[match[1]]), path.read_text())
 
-    # Functions of one name are one where they are C's.
+    # C functions of the same name are the same function.
     return _OTHERS_HEADER.sub("", whole(kernels_dir() / "cuda" / name)).replace('extern "C" ', "")

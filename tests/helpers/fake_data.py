@@ -1,4 +1,4 @@
-"""Small stand-ins for Fashion-MNIST's files."""
+"""Small fake files of Fashion-MNIST."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ FAKE_COUNTS = {"t10k": 12, "train": 20}
 
 
 def fake_arrays(kind: str) -> tuple[np.ndarray, np.ndarray]:
-    """Images and labels of a fake set: the same at each call, sparse like clothes on black."""
+    """Return images and labels of a fake set: always the same, sparse like clothes on black."""
     rng = np.random.default_rng(len(kind))
     shape = (FAKE_COUNTS[kind], idx.IMAGE_SIZE, idx.IMAGE_SIZE)
     images = rng.integers(0, 256, shape, np.uint8) * rng.integers(0, 2, shape, np.uint8)
@@ -22,7 +22,7 @@ def fake_arrays(kind: str) -> tuple[np.ndarray, np.ndarray]:
 
 
 def encode(array: np.ndarray, order: str = ">", compressed: bool = True) -> bytes:
-    """An idx file with the array; `order` is the header's byte order, as in `struct`."""
+    """Return an idx file with the array; `order` is the header's byte order, as in `struct`."""
     magic = 0x0800 | array.ndim
     header = struct.pack(f"{order}{1 + array.ndim}I", magic, *array.shape)
     content = header + array.tobytes()

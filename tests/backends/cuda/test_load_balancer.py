@@ -1,4 +1,4 @@
-"""The chunks of a call are assigned to GPUs by their speed in earlier calls."""
+"""Load balancer: chunks of a call are assigned to GPUs by their speed in earlier calls."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from ece408_op.backends.cuda.load_balancer import LoadBalancer, gpu_counts, rang
 
 
 class Played:
-    """GPUs of given seconds per chunk, which compute at once and take `start` seconds to begin with
-    when there are several."""
+    """GPUs with given seconds per chunk, which compute immediately; if there are several, each
+    takes `start` seconds to begin."""
 
     def __init__(self, costs, chunks, start=0.0):
         self.costs, self.start = costs, start
         self.balancer = LoadBalancer(dict.fromkeys(gpu_counts(len(costs)), chunks))
 
     def call(self, **stalls):
-        """One call, in which a GPU may be held up; what each GPU got."""
+        """Make one call, in which a GPU may be delayed; return each GPU's chunks."""
         assigned = self.balancer.assign()
         parts = [n * cost for n, cost in zip(assigned, self.costs)]
         for gpu, seconds in stalls.items():

@@ -1,4 +1,4 @@
-"""What a call costs before its kernel starts."""
+"""Cost of a call before its kernel starts."""
 
 from __future__ import annotations
 

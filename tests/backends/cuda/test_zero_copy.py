@@ -1,4 +1,4 @@
-"""Arrays that are on the GPU already: work that is got ready once is done on any of them."""
+"""Arrays already on the GPU: work prepared once runs on any of them."""
 
 from __future__ import annotations
 

@@ -10,7 +10,7 @@ from ece408_op.backends.emulator.library import load as load_library
 
 @pytest.fixture
 def load(tmp_path, kept):
-    """The library of a text of CUDA, and what it is loaded from; on 2 cores, with checks."""
+    """Return a function that compiles and loads a text of CUDA; on 2 cores, with checks."""
 
     def loaded(text):
         path = tmp_path / "program.cu"
@@ -18,7 +18,7 @@ def load(tmp_path, kept):
         with settings.override(cache=kept):
             content = emulator_compiler.program(path)
             library = load_library(content)
-        # What another test of this process has left: findings, and an error that stays.
+        # Left by another test of this process: findings, and a sticky error.
         findings.take()
         begin(library, Emulation(threads=2))
         return library, content

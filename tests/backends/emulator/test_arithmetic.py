@@ -39,7 +39,7 @@ def _pointer(array):
 
 
 def _exponents(rng, count):
-    """Numbers of all magnitudes that half precision has, and of some that it has not."""
+    """Return numbers of all magnitudes in half precision's range, and of some outside it."""
     return (rng.standard_normal(count) * 2.0 ** rng.uniform(-27, 17, count)).astype(np.float32)
 
 
@@ -136,6 +136,6 @@ def test_matrix_functions_multiply(load, rng):
                 np.testing.assert_array_equal(y, expected, err_msg=name)
             off = np.linalg.norm(y - expected) / np.linalg.norm(expected)
             assert off <= error, (name, off)
-            # What TF32 has no bits for is left out.
+            # Bits beyond TF32's are dropped.
             assert whole or name != "run_tf32" or off > 1e-5
     assert findings.located(findings.take(), content) == []

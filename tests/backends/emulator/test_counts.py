@@ -1,4 +1,4 @@
-"""What warps do, counted: of kernels whose counts are known."""
+"""Counters of warps, for kernels with known counts."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ extern "C" int run() {
 
 @pytest.fixture(scope="session")
 def count(tmp_path_factory, kept):
-    """Counts of a kernel's body, by the line's number in it, from 1, and what is done there."""
+    """Return counts of a kernel's body, by the line's number in it, from 1, and its source."""
     folder = tmp_path_factory.mktemp("counts")
 
     def counted(body, launch="1, 32"):
@@ -124,7 +124,7 @@ def test_a_loop_runs_as_long_as_one_lane_needs_it(count):
 def test_lanes_that_return_are_gone(count):
     found = count("if (t >= n) return;\ny[t] = x[t];", launch="2, 48")
     load = found[2, "global load"]
-    # Of two blocks, each with a warp of 32 and one of 16, of which none stays.
+    # Of two blocks, each with a warp of 32 and one of 16, all of which leave.
     assert (load.warps, load.lanes, load.possible_lanes) == (2, 10, 64)
 
 

@@ -1,4 +1,4 @@
-"""Our own CUDA kernels that need no PTX, without a GPU: exact, and with no fault."""
+"""Our CUDA kernels without PTX, in the emulator: exact, and without findings."""
 
 from __future__ import annotations
 
@@ -22,8 +22,7 @@ GENERAL = (
     "b3,c4,h10,w7,m6,k5,s3,p2,float16",
     "b1,c2,h5,w6,m3,k3,p1,float64",
 )
-# Gradients for x take its pixels by phases of the stride, which have several taps, one more or
-# less, or none.
+# Gradients for x process pixels by phases of the stride, which differ by one tap or have none.
 STRIDED = ("b2,c3,h9,w10,m4,k3,p1,s2", "b2,c4,h9,w7,m18,k1x3,p3x2,s4x3,d1x2,g2")
 MORE_STRIDED = (
     "b1,c3,h12,w13,m4,k1,s2",
@@ -42,7 +41,7 @@ MORE_STRIDED = (
     "b2,c3,h9,w7,m4,k3,p1,s2x3,float64",
     "b2,c3,h11,w8,m4,k4x5,p3,s3x2,d2x1,float16",
 )
-# Planes that a block takes several of, and parts of planes; arrays of odd sizes.
+# Several planes per block, and parts of planes; arrays of odd sizes.
 DEPTHWISE = (
     "b5,c9,h7,w7,m9,k3,p1x1,g9,bias",
     "b2,c3,h37,w45,m3,k3,p1x1,g3",
@@ -57,7 +56,7 @@ MORE_DEPTHWISE = (
     "b2,c3,h26,w17,m3,k3x5,s1x3,p4x3,d3x2,g3",
     "b2,c2,h50,w90,m2,k3x2,s2x1,p0x3,g2,bias",
 )
-# The same of groups of few channels, one of which has more filters than channels.
+# The same for groups of few channels, one of them with more filters than channels.
 GROUPED = (
     "b3,c12,h7,w7,m12,k3,p1x1,g3,bias",
     "b1,c6,h19,w40,m10,k5x3,s3x2,p2x1,d1x2,g2,bias",
@@ -72,8 +71,8 @@ MORE_GROUPED = (
     "b2,c21,h26,w17,m9,k3x5,s1x3,p4x3,d3x2,g3",
     "b1,c16,h50,w90,m8,k3x2,s2x1,p0x3,g4,bias",
 )
-# Planes of a multiple of four pixels and not; tiles that hold several images, and parts of one;
-# rows and channels that fill nothing; several blocks of rows.
+# Planes with and without a multiple of four pixels; tiles with several images, and with parts of
+# one; partially filled rows and channels; several blocks of rows.
 POINTWISE = (
     "b5,c5,h3,w3,m9,k1,bias",
     "b2,c20,h6,w14,m37,k1",
@@ -118,7 +117,7 @@ def test_a_forward_kernel_is_exact_and_has_no_fault(name, text, rng):
 
 
 def test_depthwise_is_exact_and_has_no_fault_with_shared_memory_and_without(rng, monkeypatch):
-    """The way that is not the first choice of these layers."""
+    """With the layout that is not the first choice of these layers."""
     layouts = depthwise.Forward.layouts
 
     def others(*given):
@@ -152,7 +151,7 @@ def _check_forward(name, texts, rng):
 
 
 def _gradients(backend, problem, x, w, dy, onto=None):
-    """dx, dw and, if there is a bias, its gradient, onto NaN or added to other ones."""
+    """Return dx, dw and, with a bias, its gradient, written onto NaN or added to other ones."""
     shapes = (problem.x_shape, problem.w_shape, problem.bias_shape)[: 2 + problem.bias]
     empty = [np.full(shape, np.nan, problem.dtype) for shape in shapes]
     outputs = empty if onto is None else [each.copy() for each in onto]
@@ -165,7 +164,7 @@ def _gradients(backend, problem, x, w, dy, onto=None):
 
 
 def _check_gradients(problem, rng, precision="float32"):
-    """The names of the kernels that computed them."""
+    """Check gradients; return the names of the kernels."""
     backend = EmulatedBackend("general", precision=precision)
     x, w, _ = inputs(problem, rng)
     dy = rng.integers(-4, 5, problem.y_shape).astype(problem.dtype)
@@ -179,7 +178,7 @@ def _check_gradients(problem, rng, precision="float32"):
     return names
 
 
-# One of them is for tensor cores, which the emulator lacks, where a GPU has them.
+# On a GPU the default is a tensor core kernel, which the emulator does not support.
 @pytest.mark.parametrize(
     "text", first(1, [GENERAL[0], STRIDED[0], "b2,c8,h9,w9,m16,k3", GENERAL[1], STRIDED[1]])
 )
@@ -211,7 +210,7 @@ MANY_IMAGES = ("b264,c3,h7,w6,m10,k3,p1x1", "b290,c2,h20,w9,m9,k5x3,p1x2,d2x1")
 @pytest.mark.slow
 @pytest.mark.parametrize("text", MANY_IMAGES)
 def test_gradients_for_images_are_exact_and_have_no_fault(text, rng):
-    """Of their few channels, from more planes of dy than a block has at once."""
+    """The layers have few channels, and more planes of dy than a block processes at once."""
     assert _check_gradients(ConvProblem.parse(text), rng)[0] == "grouped_backward_data"
 
 
@@ -234,7 +233,7 @@ SUMS_FOR_W = (
 
 @pytest.mark.parametrize("text", first(1, SUMS_FOR_W))
 def test_gradients_for_w_of_few_pixels_are_exact_and_have_no_fault(text, rng):
-    """All at once and in several parts; four neighbours at a time and by themselves."""
+    """All at once and in several parts; by fours and single values."""
     assert _check_gradients(ConvProblem.parse(text), rng)[1] == "implicit_gemm_simt_backward_weight"
 
 
@@ -243,7 +242,7 @@ def test_gradients_for_w_of_few_pixels_are_exact_and_have_no_fault(text, rng):
     first(1, ["b3,c4,h6,w5,m4,k3,p1,s2", "b2,c4,h6,w7,m4,k3,p1,g4", "b40,c2,h5,w5,m2,k3,p1,g2"]),
 )
 def test_padding_is_not_multiplied_with_infinity(text, rng):
-    """Of corners of dy, most taps see padding, of which textbook loops know nothing."""
+    """At corners of dy most taps are padding, which textbook loops skip."""
     problem = ConvProblem.parse(text)
     x, w, _ = inputs(problem, rng)
     dy = rng.integers(-4, 5, problem.y_shape).astype(problem.dtype)

@@ -1,4 +1,4 @@
-"""A process that checks kernels, counts them, and lets them run."""
+"""A process that checks kernels, counts them, and runs them at full speed."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ for mode in {order} * 2:
 """
 
 
-# In a process of its own: the first mode decides what memory there is.
+# In a separate process: the first mode determines the memory layout.
 @pytest.mark.parametrize("order", list(itertools.permutations(MODES)), ids="-".join)
 def test_modes_follow_each_other_in_any_order(run_python, kept, order):
     result = run_python(PROGRAM.format(order=order), ECE408_CACHE=str(kept))

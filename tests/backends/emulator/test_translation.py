@@ -1,5 +1,5 @@
-"""What nvcc alone understands becomes C++ of the same lines; what is not emulated is said with its
-place."""
+"""Translation of CUDA to C++ with the same lines; unsupported features are reported with their
+line."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def test_launches_of_all_kinds(load):
     assert list(numbers) == [6 * each for each in range(32)]
 
 
-# Several in a declaration, of several dimensions, of a template's sizes, of a launch's.
+# Shared arrays: several in a declaration, of several dimensions, sized by a template or a launch.
 SHARED = """
 #include <cuda_runtime.h>
 struct Pair { float a, b; };
@@ -142,7 +142,7 @@ def test_limits_are_a_gpus(load):
     assert library.copy() == 1
     assert library.allow(228 << 10) == 1
     assert library.allow(100 << 10) == 0
-    assert library.run(1, 1, 1, 100 << 10, 1) == 1  # the error of allowing too much
+    assert library.run(1, 1, 1, 100 << 10, 1) == 1  # the error for exceeding the limit
     assert library.run(1, 1, 1, 100 << 10, 1) == 0
 
 
@@ -165,7 +165,7 @@ def test_what_is_not_emulated_is_said_with_its_line(load, line, reason):
     assert str(caught.value).endswith(f"program.cu:4: {reason}")
 
 
-# Shared variables outside of functions: of the block that runs, in each kernel that names them.
+# Shared variables at namespace scope: one per running block, in each kernel that names them.
 OUTSIDE = """
 #include <cuda_runtime.h>
 namespace mine {

@@ -55,7 +55,7 @@ def test_what_takes_parameters_of_every_image_has_no_chunks(mx, monkeypatch, nam
 
 
 def test_a_result_of_weights_alone_is_written_once(mx, monkeypatch):
-    """Not by each chunk, at the place of its images."""
+    """It is not written again by each chunk at its images' offset."""
     monkeypatch.setattr("ece408_op.backends.network.resident._CHUNK_BYTES", 4)
     weight = mx.sym.Variable("weight", shape=(5, 3))
     dense = mx.sym.FullyConnected(mx.sym.Variable("data"), weight, num_hidden=5, no_bias=True)
@@ -65,7 +65,7 @@ def test_a_result_of_weights_alone_is_written_once(mx, monkeypatch):
 
 
 def test_a_result_without_an_axis_of_images_is_written_once(mx, monkeypatch):
-    """In a chunk of one image its shape is that of all images together."""
+    """In a chunk of one image it has the same shape as for all images."""
     monkeypatch.setattr("ece408_op.backends.network.resident._CHUNK_BYTES", 4)
     dense = mx.sym.FullyConnected(mx.sym.Variable("data"), num_hidden=3, no_bias=True)
     others = mx.sym.Variable("others", shape=(1, 5, 3))
@@ -85,8 +85,8 @@ def _chain(mx):
 
 @pytest.mark.parametrize(("flops_per_byte", "steps"), [(10**9, 3), (1, 1)])
 def test_the_first_steps_begin_while_images_arrive(mx, monkeypatch, flops_per_byte, steps):
-    """Up to where images get smaller, or where copies take no longer; with microbatches of two
-    images, of which the last two have one in common."""
+    """The steps before images shrink, or while copies take no longer; in microbatches of two
+    images, the last two of which overlap."""
     case = _chain(mx)
     monkeypatch.setattr(microbatches, "MICROBATCH_BYTES", 2 * case.arrays["data"][0].nbytes)
     monkeypatch.setattr(microbatches, "_FLOPS_PER_BYTE", flops_per_byte)
@@ -195,7 +195,7 @@ def test_an_array_that_is_still_to_be_read_is_not_computed_onto(mx):
 
 
 def test_results_that_are_made_of_weights_alone_are_there_in_every_call(mx):
-    """As are parts of results, beside others, although other networks use the same memory."""
+    """Parts of results, too, even if other networks use the same memory."""
     sym = mx.sym
     image, kernel = sym.Variable("w", shape=(1, 2, 7, 8)), sym.Variable("v", shape=(2, 2, 3, 3))
     made = sym.Convolution(image, kernel, kernel=(3, 3), num_filter=2, no_bias=True)

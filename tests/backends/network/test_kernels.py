@@ -1,5 +1,5 @@
-"""What kernels for convolutions do for networks besides: they change results as they store them,
-and leave room between images."""
+"""Convolution kernels in networks: they change results in the epilogue, and leave gaps between
+images."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ PROBLEMS = {
     "depthwise": "b2,c3,h9,w36,m3,k3,p1x1,g3,bias",
     "general": "b2,c4,h9,w11,m6,k3,s2x2,p1x1,g2,bias",
 }
-# Something that is not the same twice.
+# Values that differ each time.
 HALVED = "{const float t=v<0.f?0.f:v;v=t*0.5f;}"
 
 
 def _on(plan, arrays):
-    """The plan's y, from arrays by name, which y is of, too."""
+    """Return the plan's y, from arrays by name, which include y."""
     machine = emulated()
     with machine.lock, machine.active():
         (loaded,) = machine.load([plan])

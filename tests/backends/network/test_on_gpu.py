@@ -34,7 +34,7 @@ def test_a_network_computes_what_mxnet_does(mx, name):
 
 @pytest.mark.parametrize("batch", [1, 3, 70])
 def test_whole_numbers_come_out_exactly(mx, batch):
-    """By the kernels for tensor cores, in chunks and without."""
+    """By tensor core kernels, in chunks and without."""
     sym = mx.sym
     x = sym.Convolution(sym.Variable("data"), kernel=(3, 3), pad=(1, 1), num_filter=32, name="a")
     x = sym.Activation(x, act_type="relu")
@@ -59,7 +59,7 @@ def test_whole_numbers_come_out_exactly(mx, batch):
 
 
 def test_several_gpus_compute_what_mxnet_does(mx, monkeypatch):
-    """Or one that stands for them where there is one."""
+    """Or with one that stands for several."""
     count = device.get(0).cuda.Device.count()
     with settings.override(devices=",".join(map(str, range(count)))):
         found = machines()

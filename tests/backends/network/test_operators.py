@@ -16,7 +16,7 @@ BELOW = 2e-6
 
 
 def _operators(sym):
-    """Symbols on "data" of shape (3, 4, 5, 6) by name: few launches for many operators."""
+    """Return symbols on "data" of shape (3, 4, 5, 6) by name: few launches for many operators."""
     label = sym.Variable("label")
     x, y = sym.Variable("data"), sym.Variable("weight", shape=(1, 4, 1, 1))
 
@@ -116,7 +116,7 @@ def _operators(sym):
 
 
 def test_an_operator_computes_what_mxnet_does(mx):
-    """Of all of them the kernels are compiled together."""
+    """The kernels of all operators are compiled together."""
     labels = {"labels": (3, 4, 5), "one_label": (3,), "label_image": (3, 5, 6)}
     machine, cases = MachineOfMany("fast"), {}
     with operator_fuzz.emulating(machine):
@@ -127,14 +127,14 @@ def test_an_operator_computes_what_mxnet_does(mx):
             case.run(cases[name][1])
         machine.compile()
         for name, (case, network) in cases.items():
-            # What was made of parameters was made of nothing.
+            # Constants derived from parameters used uninitialised arrays.
             case.version += 1
             for number, (found, expected) in enumerate(zip(case.run(network), case.expected())):
                 assert error(found, expected) < BELOW, (name, number)
 
 
 def test_the_largest_where_some_are_no_numbers(mx):
-    """Which max hands on and pooling leaves out; the largest of infinities is infinite in max."""
+    """Max propagates NaN and pooling ignores it; the maximum of infinities is infinite."""
     x = mx.sym.Variable("data")
     kernels = ({"global_pool": True}, {"kernel": (70,)}, {"kernel": (9,), "stride": (2,)})
     pooled = [mx.sym.Pooling(x, pool_type="max", **each) for each in kernels]

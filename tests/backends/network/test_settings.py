@@ -1,4 +1,4 @@
-"""Small networks of every kind with every setting that a network can meet."""
+"""Small networks of every kind with every setting that affects networks."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from gpu_networks import NETWORKS, error, small
 from ece408_op import settings
 from ece408_op.errors import NotEnoughMemory
 
-# What a product in these precisions may be wrong by, of the largest output.
+# Allowed error of these precisions, relative to the largest output.
 BELOW = {"strict": 3e-6, "float32": 3e-6, "tf32": 1e-3, "float16": 5e-3}
 SETTINGS = [
     *({"precision": precision} for precision in BELOW if precision != "strict"),
@@ -16,7 +16,7 @@ SETTINGS = [
     *({"threads": count} for count in (1, 3)),
     {"isa": "baseline"},
 ]
-# These have kernels of their own, which take seconds to compile for each network.
+# Kernels of these networks differ, and take seconds to compile for each network.
 COSTLY = [{"precision": "strict"}, {"emulation": "checked"}, {"kernel": "1_naive"}]
 FEW = ("mobilenet",)
 

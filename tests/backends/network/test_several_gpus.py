@@ -1,4 +1,4 @@
-"""Calls of a network whose images several GPUs share: the emulator in the place of each."""
+"""Calls of a network whose images are divided among several GPUs, each emulated."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ pytestmark = pytest.mark.usefixtures("emulated")
 
 
 class Machine(EmulatedMachine):
-    """One of several, each of whose launches of a whole network calls `spend`. `_lock`
-    of the emulator is held while it works."""
+    """One of several; each of its launches of a whole network calls `spend`. It holds the
+    emulator's `_lock` while it works."""
 
     def __init__(self, number, spend):
         super().__init__("fast")
@@ -56,7 +56,7 @@ def clock():
 
 @pytest.fixture
 def several(monkeypatch, clock):
-    """Have machines compute that take so many of the clock's seconds for a launch."""
+    """Yield machines, each with a number of the clock's seconds per launch."""
 
     def use(*seconds):
         made = [Machine(number, clock.spending(each)) for number, each in enumerate(seconds)]
@@ -67,7 +67,7 @@ def several(monkeypatch, clock):
 
 
 def _chunks(machines):
-    """How many each computed since the last look."""
+    """Return how many chunks each computed since the previous call."""
     found = [each.chunks for each in machines]
     for each in machines:
         each.chunks = 0
@@ -75,7 +75,7 @@ def _chunks(machines):
 
 
 def _batch(mx, images):
-    """A network on so many images, and what it gives."""
+    """Return a network for a batch of images, and its outputs."""
     case = small(mx, "lenet", whole=True)
     shape = (images, *case.arrays["data"].shape[1:])
     case.arrays["data"] = case.rng.integers(-3, 4, shape).astype(np.float32)
@@ -93,7 +93,7 @@ def test_every_batch_is_computed_whole(mx, several, gpus):
         case.version = images
         for call in range(8):
             assert (case.run(net)[0] == expected).all(), (images, call)
-            # What is made of weights is a launch, too.
+            # Constants derived from weights need a launch, too.
             assert sum(n > 0 for n in _chunks(machines)) <= min(gpus, images)
 
 
@@ -108,7 +108,7 @@ def test_chunks_are_shared_out_by_speed_also_where_the_last_one_overlaps(
     for _ in range(14):
         assert (case.run(net)[0] == expected).all()
         dealt.append(_chunks(machines))
-    # 12 chunks; on both, alone, and then as is best. Twice also what is made of weights.
+    # 12 chunks; on both, on one, and then the faster way. Both also derive constants from weights.
     alone, shared = [12, 0], [8, 4]
     assert dealt == [[7, 7], shared, shared, [13, 0], alone, alone, *8 * [shared]]
 

@@ -1,4 +1,4 @@
-"""Layers whose results are read in another shape, and every precision, for every kind of GPU."""
+"""Layers whose results are reshaped, in every precision, for every kind of GPU."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ BELOW = 3e-6
 
 
 def _views(sym):
-    """Symbols on "data" of shape (3, 6, 8), by name."""
+    """Return symbols on "data" of shape (3, 6, 8), by name."""
     x = sym.Variable("data")
 
     def dense(name, outputs=6):
@@ -87,7 +87,7 @@ def test_a_softmax_with_a_label_of_3_and_5_axes(mx, axes):
 
 @pytest.mark.usefixtures("emulated")
 def test_a_chain_before_a_dense_layer_of_one_image(mx):
-    """There an array has one element for each channel, as what it is multiplied by has."""
+    """The array has one element for each channel, like its factors."""
     x, y = mx.sym.Variable("data"), mx.sym.Variable("scale", shape=(1, 24))
     for chain in (x, x * y, x * y + x):
         case = Case(mx.sym.FullyConnected(chain, num_hidden=5, name="fc"), data=(1, 24))
@@ -101,7 +101,7 @@ CAPABILITIES = ((7, 5), (8, 0), (8, 6), (8, 9), (9, 0), (10, 0), (12, 0))
 
 
 def _built(case, capability):
-    """A network's steps for a GPU, which need not be there."""
+    """Plan a network's steps for a GPU, which need not exist."""
     inputs = [array(each) for each in case.arrays.values()]
     weights = frozenset(case.arrays) - case.shapes.keys()
     outputs = [Array(0, shape, "float32", 0) for shape in case.output_shapes]
@@ -127,7 +127,7 @@ def test_steps_for_every_gpu_and_precision(mx, precision):
 
 
 def test_a_step_that_would_write_beyond_its_array_is_refused(mx, monkeypatch):
-    """Planted: an array that claims more images than it has."""
+    """A planted error: an array that claims too many images."""
     empty = Builder.empty
 
     def short(self, shape, constant, dtype="float32"):

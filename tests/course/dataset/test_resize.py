@@ -25,7 +25,7 @@ def by_skimage(images, size):
 
 @pytest.fixture
 def images(rng):
-    """Clothes-like blobs, noise, and the extremes; some without any black, which clips."""
+    """Return clothes-like blobs, noise, and the extremes; some without any black, which clips."""
     noise = rng.integers(0, 256, (20, 28, 28), np.uint8)
     blob = np.hypot(*np.ogrid[-1:1:28j, -1:1:28j]) < rng.uniform(0.2, 1, (20, 1, 1))
     flat = np.array([0, 1, 128, 255], np.uint8)[:, None, None] * np.ones((1, 28, 28), np.uint8)
@@ -128,7 +128,7 @@ def test_a_damaged_file_is_made_again(fake, original, capfd, damage):
 
 @pytest.mark.slow
 def test_genuine_images_must_be_the_known_ones(elsewhere, fashion_mnist, capfd):
-    """Those that another program has made and sealed are no others."""
+    """Those that another program has made and sealed are rejected, too."""
     sound = np.array(fashion_data.load("t10k", 48)[0])
     path = resize.cached_path("t10k", 48)
     content = path.read_bytes()

@@ -1,4 +1,4 @@
-"""Hybridized blocks whose calls repeat the last one, beside the same block run layer by layer."""
+"""Hybridized blocks with repeated calls, beside the same block run layer by layer."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ FLAGS = ({}, {"static_alloc": True, "static_shape": True})
 
 @pytest.fixture
 def nets(mx):
-    """A block of two inputs and two outputs, and one that shares its parameters."""
+    """Return a block of two inputs and two outputs, and one that shares its parameters."""
 
     class Net(mx.gluon.HybridBlock):
         def __init__(self, **keywords):
@@ -48,7 +48,7 @@ def data(mx, rng):
 
 @pytest.fixture
 def asked(mx, monkeypatch):
-    """Names of the parameters that Gluon has asked for their array."""
+    """Return names of the parameters whose array Gluon has requested."""
     names = []
     plain = mx.gluon.Parameter.data
 
@@ -120,7 +120,7 @@ def _another_shape(mx, net):
 
 
 def _other_arrays_to_the_graph(mx, net):
-    """As a program does that takes the block's CachedOp for its own."""
+    """As by a program that calls the block's CachedOp directly."""
     data = mx.nd.ones(SHAPE), mx.nd.ones((1, 8, 1, 1))
     inputs = [data[each] if is_given else each.data() * 3 for is_given, each in net._cached_op_args]
     net._cached_op(*inputs)[0].wait_to_read()

@@ -1,4 +1,4 @@
-"""Executors of graphs with our operator: what they run while nobody trains or listens."""
+"""Executors of graphs with our operator, without training and monitors."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ SHAPE = (2, 3, 9, 8)
 
 
 def _network(mx, ours):
-    """Convolutions, normalisation, a sum, pooling, a concatenation, and two outputs."""
+    """Return a net with convolutions, normalisation, a sum, pooling, a concatenation, and two
+    outputs."""
     convolution = ece408_op.Convolution if ours else mx.sym.Convolution
     pooling = {"kernel": (2, 2), "stride": (2, 2)}
     common = {"kernel": (3, 3), "pad": (1, 1), "num_filter": 8}
@@ -27,8 +28,8 @@ def _network(mx, ours):
 
 @pytest.fixture
 def executors(mx, rng, monkeypatch):
-    """MXNet's own and ours, with the same parameters."""
-    # MXNet's fusion for oneDNN takes the sum of this network for another.
+    """Return MXNet's own executor and ours, with the same parameters."""
+    # MXNet's fusion for oneDNN mistakes this network's sum for another.
     monkeypatch.setenv("MXNET_SUBGRAPH_BACKEND", "NONE")
     found = []
     for ours in (False, True):
@@ -77,7 +78,7 @@ def test_parameters_changed_in_place(executors, mx, rng):
 
 @pytest.mark.parametrize("early", [True, False])
 def test_arrays_put_into_its_dictionaries_are_not_used(mx, rng, early):
-    """As with MXNet's own: an executor uses what it was bound to."""
+    """As with MXNet's own: an executor uses the arrays that it was bound to."""
     values = {}
     found = []
     for ours in (False, True):
@@ -95,10 +96,10 @@ def test_arrays_put_into_its_dictionaries_are_not_used(mx, rng, early):
             executor.grad_dict[name] = mx.nd.full(executor.arg_dict[name].shape, 7)
         executor.aux_dict["norm_moving_mean"] = mx.nd.full((8,), 9)
         executor.arg_arrays[-1] = executor.grad_arrays[-1] = mx.nd.zeros((5,))
-        # Goes to the array that nobody uses.
+        # It is written to the array that nobody uses.
         executor.forward(is_train=True, data=mx.nd.full(SHAPE, 5))
         executor.backward(gradients)
-        mx.nd.waitall()  # MXNet's executors do not tell that averages are still to be moved
+        mx.nd.waitall()  # MXNet's executors do not report pending updates of averages
         larger = executor.reshape(allow_up_sizing=True, data=(5, *SHAPE[1:]))
         larger.forward(data=mx.nd.ones((5, *SHAPE[1:])))
         arrays = [*executor.forward(), *larger.outputs, *bound.values()]
@@ -122,7 +123,7 @@ def test_a_monitor_hears_every_node(executors, rng):
         each.set_monitor_callback(lambda name, _, names=names: names.append(name.decode()))
     _agree(executors, rng)
     assert "norm_output" in heard[1]
-    # Of largest values MXNet's pooling in blocked layout keeps the places, too.
+    # MXNet's maximum pooling in blocked layout stores the positions, too.
     assert set(heard[0]) - {"most_workspace"} == set(heard[1]) - {"most_workspace"}
 
 

@@ -1,4 +1,4 @@
-"""Networks whose normalisation, sums, bounds, concatenations and pooling our operators do."""
+"""Networks whose normalisation, sums, bounds, concatenations and pooling our operators compute."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from ece408_op.operator import compiled_operator
 from ece408_op.operator.graphs import fusion, graph_json
 from ece408_op.operator.graphs.compiled_graphs import compiled
 
-# A block of each kind leaves some of its layers out.
+# Each kind of block lacks some of its layers.
 pytestmark = pytest.mark.filterwarnings("ignore:Parameter .* is not used:UserWarning")
 C = 8
 
 
 def _operators(symbol):
-    """Operators of a graph in order, less variables."""
+    """Return the operators of a graph in order, without variables."""
     return [node["op"] for node in json.loads(symbol.tojson())["nodes"] if node["op"] != "null"]
 
 
@@ -57,7 +57,7 @@ def test_concatenations_and_what_follows_them_are_one_node(mx):
     concatenated = mx.sym.Concat(*parts, x, dim=1)
     y = mx.sym.clip(mx.sym.BatchNorm(concatenated), 0, 6)
     assert _operators(_fused(mx, y)) == [OURS, OURS, CONCAT]
-    # Its own values are wanted as well, so the normalisation is a pass of its own.
+    # Its own values are requested as well, so the normalisation is a separate pass.
     assert _operators(_fused(mx, mx.sym.Group([y, concatenated]))) == [OURS, OURS, CONCAT, CONCAT]
 
 
@@ -116,7 +116,7 @@ def test_operators_on_single_elements_may_lie_before_pooling(mx, rng, between):
     ours = compiled(symbol, graph_json.read(symbol), shapes, fusion.fuse)
     first, *rest = _operators(ours)
     assert first == OURS
-    # Of the largest, tanh of fewer.
+    # Of the maximum; tanh of fewer elements.
     assert rest == [POOL, "Activation"] if between == "tanh" else rest[-1] == POOL
     assert len(rest) > 1
     found = ours.bind(mx.cpu(), inputs, grad_req="null").forward()[0].asnumpy()
@@ -131,7 +131,7 @@ def test_other_pooling_stays(mx, window):
 
 
 def _pooled(mx, source, x, **window):
-    """What pooling gives of x, behind a convolution that changes nothing or without one."""
+    """Return the output of pooling of x, after an identity convolution or without one."""
     inputs = {"data": mx.nd.array(x)}
     symbol = mx.sym.Variable("data")
     if source == "ours":
@@ -165,7 +165,7 @@ def test_pooling_of_whole_planes(mx, kind, rng):
 
 
 def test_pooling_of_border_alone_is_left_to_mxnet(mx):
-    """Windows that meet no pixel: the graph runs as it is."""
+    """Windows without pixels: the graph runs unchanged."""
     net = mx.gluon.nn.HybridSequential()
     net.add(ece408_op.Conv2D(2, 1, in_channels=3))
     net.add(mx.gluon.nn.MaxPool2D((1, 1), (3, 3), (0, 0), ceil_mode=True))
@@ -183,13 +183,13 @@ def test_dense_layers_follow_what_is_ours(mx):
     twice = mx.sym.FullyConnected(mx.sym.Activation(dense, act_type="relu"), num_hidden=3)
     found = _fused(mx, mx.sym.Dropout(twice, name="last"))
     assert _operators(found) == [OURS, DENSE, DENSE, "Dropout"]
-    # Of each row of pixels, and of an array that no node of ours gives.
+    # For each row of pixels, and for an array that no node of ours computes.
     rows = mx.sym.FullyConnected(y, num_hidden=3, flatten=False)
     assert _operators(_fused(mx, rows)) == [OURS, "FullyConnected"]
     native = mx.sym.FullyConnected(x, num_hidden=3)
     both = mx.sym.Group([y, native])
     assert sorted(_operators(_fused(mx, both))) == ["FullyConnected", OURS]
-    # Normalisation and sums are passes of their own.
+    # Normalisation and sums are separate passes.
     rest = mx.sym.elemwise_add(mx.sym.BatchNorm(dense), dense)
     assert _operators(_fused(mx, rest)) == [OURS, DENSE, CONCAT, "elemwise_add"]
 
@@ -201,7 +201,7 @@ def test_dense_layers_follow_what_is_ours(mx):
     [(1, 3, 5), (1, 1024, 100), (3, 17, 16), (70, 33, 10), (200, 4, 70), (1000, 84, 10)],
 )
 def test_dense_layers_agree_with_mxnets_own(mx, images, channels, filters, bias, bounds, rng):
-    """Whole numbers, of which every sum is exact."""
+    """Whole numbers, whose sums are exact."""
     data = mx.sym.Variable("data")
     ours = ece408_op.Convolution(data, name="c", kernel=(1, 1), num_filter=channels, no_bias=1)
     symbols = []
@@ -229,7 +229,7 @@ def test_dense_layers_agree_with_mxnets_own(mx, images, channels, filters, bias,
 
 
 class _Kinds:
-    """Blocks that use everything that is fused, and things that keep it from being so."""
+    """Blocks with everything that is fused, and operators that prevent it."""
 
     @staticmethod
     def make(mx, ours, seed):
@@ -247,7 +247,7 @@ class _Kinds:
                     keywords = {"in_channels": C, "use_bias": bool(rng.integers(2))}
                     self.first = convolution(C, 3, padding=1, **keywords)
                     self.second = convolution(C, 1, **keywords)
-                    # In a plain block of MXNet's own, to which fused arrays are handed.
+                    # In a plain block of MXNet's own, which reads fused arrays.
                     self.native = nn.Conv2D(C, 3, padding=1, in_channels=C)
                     scale = bool(rng.integers(2))
                     self.norm = nn.BatchNorm(in_channels=C, scale=scale, epsilon=1e-3)
@@ -311,7 +311,7 @@ def test_random_networks_agree_with_mxnets_own(mx, static):
             x = mx.nd.array(rng.uniform(-1, 1, (1 + change, C, 9, 7)))
             kept = x.asnumpy()
             expected = native(x).asnumpy()
-            # Often enough for its parameters to be held.
+            # Often enough for its parameters to be cached.
             for _ in range(6):
                 assert zoo.error(ours(x).asnumpy(), expected) < 5e-5, (seed, change)
             np.testing.assert_array_equal(x.asnumpy(), kept)
@@ -354,7 +354,7 @@ def test_infinities_and_nan_go_where_they_go_without_fusion(mx):
 
 
 def test_nan_ends_in_pooling_of_largest_values(mx):
-    """As in MXNet's own in plain layout, whichever way the graph is run."""
+    """As in MXNet's own in plain layout, in every way to run the graph."""
     x = mx.sym.Variable("data")
     y = mx.sym.relu(ece408_op.Convolution(x, name="c", kernel=(1, 1), num_filter=1, no_bias=True))
     symbol = mx.sym.Pooling(y, kernel=(2, 2), stride=(2, 2), pool_type="max")

@@ -1,4 +1,4 @@
-"""Graphs with our operator are what MXNet's own would be: shapes, attributes, names, partitions."""
+"""Graphs with our operator resemble MXNet's own: shapes, attributes, names, partitions."""
 
 from __future__ import annotations
 
@@ -25,7 +25,8 @@ def _integers(mx, rng, shape):
 
 
 def _outputs(mx, symbol, arrays, mode):
-    """A graph's outputs by an executor, with or without gradients, or by a hybridized block."""
+    """Return a graph's outputs by an executor, with or without gradients, or by a hybridized
+    block."""
     names = symbol.list_arguments()
     if mode in ("executor", "training"):
         given = {name: arrays[name] for name in names}
@@ -97,7 +98,7 @@ def test_types_follow_from_outputs_as_with_mxnets_own(mx):
 
 
 def _recurrent(mx, convolution):
-    """Zeros of an unknown batch, as cells begin with."""
+    """Return zeros of an unknown batch, as initial states of cells."""
     state = mx.sym.zeros(shape=(0, 8, 6, 6))
     data = mx.sym.Variable("data")
     inner = convolution(state, name="h2h", **ATTRIBUTES)
@@ -145,7 +146,8 @@ def test_blocks_with_states_of_an_unknown_batch(mx, rng):
 
 
 def _gradients_of_a_chain(mx, convolution, values, before, is_hybrid):
-    """Gradients of two convolutions with one weight, before them `before` and then an average."""
+    """Return gradients of two convolutions with one weight, after `before` and followed by an
+    average."""
 
     class Chain(mx.gluon.HybridBlock):
         def __init__(self):
@@ -269,7 +271,7 @@ def test_a_network_is_exported_to_onnx(mx, rng, tmp_path):
 
 @pytest.fixture
 def partition(mx):
-    """Makes a node of every square root of a graph."""
+    """Make a node of every square root of a graph."""
     names = mx.base.c_str_array(["sqrt"])
     mx.base.check_call(mx.base._LIB.MXSetSubgraphPropertyOpNamesV2(b"default", 1, names))
     yield lambda symbol: symbol.optimize_for("default")
@@ -277,7 +279,7 @@ def partition(mx):
 
 
 def test_a_partitioned_graph_runs(mx, rng, partition):
-    """MXNet cannot read the nodes of such graphs from JSON, so they must be left as they are."""
+    """MXNet cannot read such nodes from JSON, so they must remain unchanged."""
     found = []
     arrays = {"data": _integers(mx, rng, (2, 3, 9, 9))}
     arrays.update(c_weight=_integers(mx, rng, (8, 3, 3, 3)), c_bias=_integers(mx, rng, (8,)))
@@ -300,7 +302,7 @@ def test_a_partitioned_graph_runs(mx, rng, partition):
 @pytest.mark.filterwarnings("ignore:Cannot decide type:UserWarning")
 @pytest.mark.parametrize("mode", ["executor", "hybridized", "static"])
 def test_a_graph_that_mxnet_partitioned_for_onednn_runs(mx, rng, mode):
-    """Nodes with graphs inside them are not always control flow."""
+    """Nodes with subgraphs are not always control flow."""
     symbol = mx.sym.Convolution(mx.sym.Variable("data"), name="a", **ATTRIBUTES)
     symbol = ece408_op.Convolution(mx.sym.relu(symbol), name="b", **ATTRIBUTES)
     shapes, _, _ = symbol.infer_shape(data=(2, 3, 9, 9))
@@ -396,7 +398,8 @@ def test_two_variables_of_one_name_in_a_symbol_block(mx, inputs):
 
 @pytest.fixture
 def decimal_comma(tmp_path):
-    """A folder of locales with de_DE, made of the sources that Debian's package locales has."""
+    """Return a folder of locales with de_DE, compiled from the sources in Debian's package
+    locales."""
     command = ["localedef", "-i", "de_DE", "-f", "UTF-8", str(tmp_path / "de_DE.UTF-8")]
     try:
         made = subprocess.run(command, capture_output=True, text=True)

@@ -1,4 +1,4 @@
-"""Our operator beside oneDNN's: without the guards MXNet gives it memory it has freed."""
+"""Guards of our operator beside oneDNN's: without them MXNet passes it freed memory."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def _whole_numbers(mx, rng, *shape):
 
 @pytest.fixture
 def make_net(mx, monkeypatch):
-    """A net of native, ours, native convolutions with weights of its own."""
+    """Return a net of native, our, and native convolutions with separate weights."""
     guarded = guards.guarded
 
     class Net(mx.gluon.HybridBlock):
@@ -54,7 +54,7 @@ def make_net(mx, monkeypatch):
                 getattr(self, name).set_data(weight)
 
     def make(middle, mode):
-        # A hybridized block makes its graph when it is first called, before the next is made.
+        # A hybridized block makes its graph in its first call, before the next block is made.
         bare = middle is _unguarded
         monkeypatch.setattr(guards, "guarded", (lambda graph, **_: graph) if bare else guarded)
         net = Net(middle)
@@ -67,11 +67,11 @@ def make_net(mx, monkeypatch):
 
 
 def _wrong_forwards(mx, rng, ours, native):
-    """How many of `CALLS` forward passes differ, with new weights every fourth time."""
+    """Count the wrong ones of `CALLS` forward passes, with new weights every fourth time."""
     wrong = 0
     for call in range(CALLS):
         if call % 4 == 0:
-            # Between these the weights are those that a native convolution has used before.
+            # Between these, a native convolution has used the weights before.
             weights = {n: _whole_numbers(mx, rng, CHANNELS, CHANNELS, 1, 1) for n in ("w0", "w1")}
             weights["w2"] = weights["w1"]
             ours.set_weights(weights)
@@ -82,7 +82,7 @@ def _wrong_forwards(mx, rng, ours, native):
 
 
 def _goes_wrong(count_wrong, make_unguarded):
-    """Whether the unguarded operator goes wrong; freed memory is not reused in every run."""
+    """Tell whether the unguarded operator fails; freed memory is not reused in every run."""
     return any(count_wrong(make_unguarded()) for _ in range(20))
 
 
@@ -109,14 +109,14 @@ def test_a_graph_with_guards_has_them_at_any_depth(mx):
     graph = json.loads(symbol.tojson())
     found = guards.guarded(graph)
     inner = next(node["subgraphs"][0] for node in found["nodes"] if "subgraphs" in node)
-    # What the loop takes (one input is a variable), and what comes of it.
+    # The loop's input (one is a variable), and its output.
     for each, of_loop in ((found, ["tile", "tile", "clip", "clip", "clip"]), (inner, [])):
         added = [n["op"] for n in each["nodes"] if guards.is_guard(n["name"])]
         parameters = ["_contrib_gradientmultiplier"] * 2
         assert added == ["reshape", *parameters, "clip", *of_loop]
     again = graph_json.write(found, symbol)
     assert again.list_inputs() == symbol.list_inputs()
-    # What the user holds has none.
+    # The user's array has none.
     assert not guards.is_guard(symbol.tojson())
 
 
@@ -133,7 +133,8 @@ def test_calls_that_are_recorded_need_no_guards(mx, rng, make_net):
 
 
 def _wrong_after_native_use(mx, rng, convolution):
-    """How many of `CALLS` results differ on weights that a native convolution has just used."""
+    """Count the wrong ones of `CALLS` results on weights that a native convolution has just
+    used."""
     wrong = 0
     for _ in range(CALLS):
         x = _whole_numbers(mx, rng, 2, CHANNELS, 9, 9)
@@ -151,7 +152,7 @@ def test_weights_that_a_native_convolution_used_before(mx, rng, without_compiled
 
 
 def _wrong_gradients(mx, rng, ours, native):
-    """How many of 100 training steps give a wrong gradient of any weight or of the input."""
+    """Count the training steps of 100 with a wrong gradient of any weight or of the input."""
     wrong = 0
     for _ in range(100):
         weights = {f"w{i}": _whole_numbers(mx, rng, CHANNELS, CHANNELS, 1, 1) for i in range(3)}

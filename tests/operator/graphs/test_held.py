@@ -1,6 +1,7 @@
-"""Hybridized blocks whose sequences hold small parameters, beside the same block layer by layer.
+"""Hybridized blocks whose sequences cache small parameters, beside the same block layer by layer.
 
-A block that is one sequence is called past MXNet's CachedOp."""
+A block that is one sequence is called without MXNet's CachedOp.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +24,7 @@ def is_one_sequence(request):
 
 @pytest.fixture
 def nets(mx, is_one_sequence):
-    """A block, and one that shares its parameters. The weights of one layer are not small."""
+    """Return a block, and one that shares its parameters. The weights of one layer are large."""
 
     class Net(mx.gluon.HybridBlock):
         def __init__(self, **keywords):
@@ -59,7 +60,8 @@ def data(mx, rng):
 
 @pytest.fixture
 def counts(monkeypatch):
-    """How many arrays each repeated call has given MXNet's CachedOp; 0 for calls past that."""
+    """Return how many arrays each repeated call passed to MXNet's CachedOp; 0 for calls without
+    it."""
     found = []
     plain, plain_direct = permuted_cached_op._Handles.call, direct_calls.DirectCalls.__call__
 
@@ -80,8 +82,8 @@ def counts(monkeypatch):
 
 @pytest.fixture
 def fewest(is_one_sequence):
-    """As `counts`, where parameters are held: the data, the weights that are not small, and what
-    nobody reads; of 16 in all."""
+    """Return `counts` with cached parameters: the data, the large weights, and unread inputs; of 16
+    in all."""
     return 0 if is_one_sequence else 3
 
 
@@ -91,7 +93,7 @@ def agree(nets, given):
 
 
 def repeat(nets, data, times=held._FEWEST + 3):
-    """Enough calls for parameters to be held."""
+    """Call often enough for parameters to be cached."""
     for _ in range(times):
         agree(nets, data())
 
@@ -190,7 +192,7 @@ def test_changes_are_noticed(mx, nets, data, counts, fewest, change, flags):
 
 
 def _operator(mx, name, forward):
-    """Registers an operator whose forward pass is a function of its input and output."""
+    """Register an operator whose forward pass is a function of its input and output."""
 
     class Operator(mx.operator.CustomOp):
         def forward(self, is_train, req, in_data, out_data, aux):
@@ -211,7 +213,7 @@ def _failing(mx, name):
 
 
 def test_a_call_in_flight_has_the_parameters_that_it_was_given(mx, nets, data):
-    """Its data is not there yet when parameters are written, and then held anew."""
+    """Its data is pending when parameters are written, and then cached again."""
     is_there = threading.Event()
 
     def forward(x, y):
@@ -324,7 +326,7 @@ def test_threads_may_call_and_write_at_once(nets, data):
     wrong = []
 
     def results(each):
-        """By what was added to beta, of which each output is a sum."""
+        """Return the values added to beta, recovered from the sums in each output."""
         found = []
         for value in (0, 1):
             beta[:] = value

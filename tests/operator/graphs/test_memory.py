@@ -1,5 +1,5 @@
-"""Executors and hybridized blocks that have come and gone leave no memory behind: neither objects
-of Python's nor memory of the C library's heap."""
+"""Executors and hybridized blocks leak no memory, neither Python objects nor the C library's
+heap."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class _HeapUse(ctypes.Structure):
 
 
 def _in_use(mx):
-    """Bytes of the C library's heap, and how many blocks of memory Python's objects have."""
+    """Return bytes of the C library's heap, and the number of memory blocks of Python's objects."""
     for _ in range(2):
         gc.collect()
         mx.nd.waitall()
@@ -39,7 +39,7 @@ def _in_use(mx):
 
 
 def _left(mx, run):
-    """What each of some calls leaves behind, beyond what the first calls do."""
+    """Return the growth of both in some calls, after the first calls."""
     for _ in range(TIMES):
         run()
     before = _in_use(mx)
@@ -49,7 +49,7 @@ def _left(mx, run):
 
 
 def _executors(mx, ours):
-    """A function that makes and trains one, and lets it go."""
+    """Return a function that makes, trains and drops an executor."""
     convolution = ece408_op.Convolution if ours else mx.sym.Convolution
     symbol = mx.sym.Variable("data")
     for _ in range(LAYERS):
@@ -67,7 +67,7 @@ def _executors(mx, ours):
 
 @pytest.mark.parametrize("ours", [False, True])
 def test_of_executors(mx, ours):
-    """Nor do those of MXNet's own that this package has looked at."""
+    """Nor do those of MXNet's own that this package has inspected."""
     heap, blocks = _left(mx, _executors(mx, ours))
     assert heap < 100 * LAYERS
     assert blocks < LAYERS
@@ -99,7 +99,7 @@ def test_of_blocks(mx, trains):
             net.add(ece408_op.Conv2D(8, 3, padding=1), mx.gluon.nn.BatchNorm())
         net.initialize()
         net.hybridize()
-        # More often than it takes until calls go past MXNet's CachedOp.
+        # More calls than it takes to bypass MXNet's CachedOp.
         for _ in range(7):
             net(x).wait_to_read()
         if trains:

@@ -30,9 +30,10 @@ NAMES = first(1, [QUICK, *(name for name in zoo.NETWORKS if name != QUICK)])
 
 
 def _layer_errors(symbol, swapped, layers, params, x):
-    """For each swapped layer by name, and for the network's "output", `zoo.error` of swapping.
+    """Return `zoo.error` of swapping for each swapped layer by name, and for the network's
+    "output".
 
-    Both networks run as a whole, so errors add up from layer to layer.
+    Both networks run as a whole, so errors accumulate from layer to layer.
     """
     expected = _outputs(symbol, layers, params, x)
     with surfaced():
@@ -45,7 +46,7 @@ def _outputs(symbol, layers, params, x):
     internals = symbol.get_internals()
     group = mx.sym.Group([*(internals[f"{name}_output"] for name in layers), symbol])
     arguments, states = group.list_arguments(), group.list_auxiliary_states()
-    # MXNet's fusion of layers gives wrong values for an inner output that is asked for as well.
+    # MXNet's fusion of layers gives wrong values for an inner output that is also requested.
     with _environment(mx, "MXNET_SUBGRAPH_BACKEND", "NONE"):
         executor = group.bind(
             mx.cpu(),
@@ -58,8 +59,8 @@ def _outputs(symbol, layers, params, x):
 
 @contextlib.contextmanager
 def _environment(mx, variable, value):
-    """An environment variable for the length of a `with` block; no operator runs as it changes,
-    since operators read the environment."""
+    """Set an environment variable for a `with` block; no operator runs as it changes, since
+    operators read the environment."""
     mx.nd.waitall()
     with mock.patch.dict(os.environ, {variable: value}):
         yield
@@ -148,7 +149,7 @@ with busy.busy_processes(2):
 
 
 def test_one_corrupted_layer_is_found(mx, monkeypatch):
-    """The comparison itself: an operator that is off in one layer must not pass."""
+    """The comparison itself: an error in one layer must be detected."""
     net, x = zoo.build("squeezenet1.0")
     symbol = net(mx.sym.Variable("data"))
     params = {p.name: p.data() for p in net.collect_params().values()}

@@ -9,7 +9,7 @@ import random_graphs
 
 from ece408_op import settings
 
-# What a run must have had enough of to mean something: networks in a hundred.
+# The least number of each feature in a hundred networks for a meaningful run.
 LEAST = {
     "convolutions": 90,
     "operators with several outputs": 50,
@@ -49,7 +49,8 @@ def test_ten_thousand_random_graphs(capsys):
 
 
 def _wrong_on_gpu(mx, seed):
-    """What differs of a random network with parts on the GPU, a line each, and how many parts."""
+    """Return a line for each difference of a random network with parts on the GPU, and the number
+    of parts."""
     program = random_graphs.Generator(seed).make()
     expected = random_graphs.Expected(mx, program, random_graphs.Values(program))
     values, native = expected.values, random_graphs._native
@@ -102,7 +103,7 @@ def test_a_hundred_random_graphs_with_parts_on_the_gpu(mx, emulated):
 
 
 def test_a_wrong_convolution_is_found(mx):
-    """One that takes the weight the wrong way round differs in every way of running a network."""
+    """One that flips the weight differs in every way of running a network."""
 
     def wrong(F):
         def convolution(data, weight, *rest, **keywords):

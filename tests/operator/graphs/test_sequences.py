@@ -1,4 +1,4 @@
-"""Nodes of ours that run as one, beside the same nodes each by itself."""
+"""Our nodes that run as one, beside the same nodes separately."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def _operators(symbol):
 
 
 def _shapes(symbol, shape):
-    """Of all inputs, by name."""
+    """Return the shapes of all inputs, by name."""
     arguments, _, states = symbol.infer_shape(data=shape)
     names = [*symbol.list_arguments(), *symbol.list_auxiliary_states()]
     return dict(zip(names, [*arguments, *states]))
@@ -44,7 +44,8 @@ def _compiled(symbol, shape, fuse):
 
 
 def _agrees(mx, symbol, shape, rng):
-    """The operators of the graph with sequences, which gives what it gives without any."""
+    """Check that the graph with sequences gives the same results as without; return its
+    operators."""
     arrays = {
         name: mx.nd.array(rng.uniform(0.5, 1, size) if "var" in name else rng.normal(size=size))
         for name, size in _shapes(symbol, shape).items()
@@ -69,7 +70,7 @@ def test_all_nodes_are_one(mx, rng):
 
 @pytest.mark.parametrize("images", [1, 3])
 def test_arrays_side_by_side(mx, images, rng):
-    """As in dense blocks, one in the other; an array twice; one of which others need a part."""
+    """As in nested dense blocks; an array twice; one of which others read a part."""
     x = _convolution(mx.sym.Variable("data"), "first")
     for name in "abc":
         x = mx.sym.Concat(x, _relu(mx, _convolution(x, name, 4)), dim=1)
@@ -109,7 +110,7 @@ def test_dropout_is_left_out(mx, rng):
     a = _convolution(mx.sym.Variable("data"), "a")
     once = _relu(mx, mx.sym.Dropout(a, name="d"))
     assert _agrees(mx, _convolution(once, "b"), (2, C, 6, 5), rng) == [OURS, OURS]
-    # Which others take as well, so that a relu after it is not a's.
+    # Others read it as well, so that a relu after it is not a's.
     assert _agrees(mx, _convolution(once, "b") + a, (2, C, 6, 5), rng) == [OURS, "Activation", OURS]
     twice = mx.sym.Dropout(a, name="d")
     y = _convolution(_relu(mx, twice), "b") + _convolution(twice, "c")
@@ -122,7 +123,7 @@ def test_dropout_is_left_out(mx, rng):
 
 @pytest.mark.parametrize("static", [False, True])
 def test_parameters_that_are_computed_are_not_kept(mx, static, rng):
-    """Factors of a normalisation that depend on the data, in arrays that MXNet uses again."""
+    """Factors of a normalisation that depend on the data, in arrays that MXNet reuses."""
     data = mx.sym.Variable("data")
     gamma = mx.sym.slice_axis(mx.sym.mean(data, axis=(0, 2, 3)), axis=0, begin=0, end=C)
     y = mx.sym.BatchNorm(_convolution(data, "a"), gamma=gamma, name="n", fix_gamma=False)

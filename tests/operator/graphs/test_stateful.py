@@ -10,7 +10,7 @@ import stateful
 
 
 def test_some_steps():
-    # None lends memory: this process would keep nothing from then on.
+    # None exports memory: this process would cache nothing from then on.
     wrong, raised, coverage = stateful.run(0, 150, shares=False)
     assert not wrong + raised
     for what in ("direct calls", "held calls, 1 sequences", "held calls, 2 sequences"):

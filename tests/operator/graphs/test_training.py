@@ -31,7 +31,8 @@ def _never(*arguments, **keywords):
 
 
 def _network(mx, ours, fix_gamma=False, **norm):
-    """Normalisation alone, before relu, before a sum and relu, and of two that are added."""
+    """Return a net with normalisation alone, before relu, before a sum and relu, and of two that
+    are added."""
     convolution = ece408_op.Convolution if ours else mx.sym.Convolution
 
     def normal(x, name):
@@ -68,7 +69,7 @@ def _agree(found, expected):
     assert found.keys() == expected.keys()
     for name, array in expected.items():
         array = array.asnumpy()
-        # Gradients that a normalisation makes zero are what rounding leaves of others.
+        # Gradients that normalisation cancels consist of rounding errors.
         scale = max(np.abs(array).max(), 1.0)
         np.testing.assert_allclose(
             found[name].asnumpy(), array, rtol=0, atol=1e-4 * scale, err_msg=name
@@ -76,7 +77,7 @@ def _agree(found, expected):
 
 
 def _results(mx, executor):
-    # That moving averages are still to be moved, MXNet's executors do not tell who reads them.
+    # MXNet's executors do not tell readers of moving averages that an update is pending.
     mx.nd.waitall()
     arrays = {f"gradient of {name}": array for name, array in executor.grad_dict.items()}
     outputs = {f"output {number}": array for number, array in enumerate(executor.outputs)}
@@ -103,7 +104,7 @@ def test_executors(mx, rng, requests, fix_gamma):
             executor.backward(mx.nd.array(head))
         native, ours = executors
         _agree(_results(mx, ours), _results(mx, native))
-        # To predict in between moves nothing.
+        # Prediction in between updates nothing.
         for executor in executors:
             executor.forward(False, data=x)
         _agree(_results(mx, ours), _results(mx, native))
@@ -117,7 +118,7 @@ def _operators(executor):
 
 
 def _pooling(mx, ours, between=lambda x: x, **window):
-    """Pooling, and a function before it, between convolutions that change nothing."""
+    """Return pooling, after a function, between identity convolutions."""
     convolution = ece408_op.Convolution if ours else mx.sym.Convolution
     alike = {"kernel": (1, 1), "num_filter": 4, "num_group": 4, "no_bias": True}
     x = between(convolution(mx.sym.Variable("data"), name="first", **alike))
@@ -125,7 +126,7 @@ def _pooling(mx, ours, between=lambda x: x, **window):
 
 
 def _gradients_of_pooling(mx, rng, x, **given):
-    """The gradient for `x` and the output, MXNet's and ours, and the executor of ours."""
+    """Return the gradient for `x` and the output, MXNet's and ours, and our executor."""
     found, gradient = [], None
     for ours in (False, True):
         symbol = _pooling(mx, ours, **given)
@@ -141,10 +142,10 @@ def _gradients_of_pooling(mx, rng, x, **given):
 
 @every(**pooling.AXES)
 def test_pooling_agrees_with_mxnets_own(mx, kind, convention, window, rng):
-    # Averages of windows that are cut have another gradient in MXNet.
+    # MXNet's gradient for averages of truncated windows differs.
     is_ours = (kind, convention) != ("avg", "full")
     for height, width, given in pooling.layers(window, kind, convention):
-        # Small whole numbers: windows have their largest several times.
+        # Small whole numbers: the maximum of a window occurs several times.
         x = rng.integers(-2, 3, (2, 4, height, width))
         native, ours, executor = _gradients_of_pooling(mx, rng, x, **given)
         assert (compiled_operator.POOL in _operators(executor)) == is_ours
@@ -170,7 +171,7 @@ def test_gradients_of_infinite_and_undefined_numbers(mx, rng):
     window = {"kernel": (2, 2), "stride": (2, 2), "pool_type": "max"}
     native, ours, _ = _gradients_of_pooling(mx, rng, x, **window)
     np.testing.assert_array_equal(ours[0], native[0])
-    # NaN is never the largest, and has no gradient unless there is nothing else.
+    # NaN is never the maximum, and has no gradient unless everything is NaN.
     x[1, 3, 4, 4] = x[0, 2, 1, 1] = x[0, 3, 2:6, 2:6] = np.nan
     native, ours, _ = _gradients_of_pooling(mx, rng, x, **window)
     for found, expected in zip(ours, native):
@@ -240,7 +241,7 @@ def test_averages_move_in_the_backward_pass(mx, rng):
 def test_gradients_of_what_was_run_to_predict(mx, rng, monkeypatch, to_predict):
     monkeypatch.undo()
     monkeypatch.setenv("MXNET_SUBGRAPH_BACKEND", "NONE")
-    # Of normalisation MXNet's own gives other gradients each time.
+    # MXNet's own gradients of normalisation differ each time.
     executors, values = [], None
     for convolution in (mx.sym.Convolution, ece408_op.Convolution):
         first = mx.sym.relu(convolution(mx.sym.Variable("data"), name="first", **COMMON))
@@ -305,7 +306,7 @@ def test_blocks(mx, rng, hybrid, request_of_all):
         for net, trainer in zip(nets, trainers):
             x = mx.nd.array(pixels)
             if step > 1:
-                # From here on the data has a gradient as well.
+                # From now on the data has a gradient as well.
                 x.attach_grad(request_of_all)
             with mx.autograd.record():
                 loss = (net(x) ** 2).sum()
@@ -336,7 +337,7 @@ def test_only_gradients_that_are_wanted_are_computed(mx, rng):
             mx.nd.waitall()
         return [entry.direction for entry in log if entry.direction != "forward"]
 
-    # The same array twice: that it was read does not mean that its gradient is wanted.
+    # The same array twice: the one that is read need not be the one whose gradient is requested.
     for _ in range(2):
         assert directions() == ["backward_data", "backward_weight", "backward_weight"]
     x.attach_grad()
@@ -419,7 +420,7 @@ def test_recorded_calls_whose_gradients_are_added(mx, rng):
                 array.attach_grad(request)
             for _ in range(2):
                 with mx.autograd.record():
-                    # The gradient of a sum is, as an array, that of its terms.
+                    # The gradients of a sum's terms are the same array as its own.
                     y = convolution(mx.nd.elemwise_add(x, x), w, no_bias=True, **COMMON)
                 y.backward()
             found.append({"x": x.grad, "w": w.grad})
