@@ -1,4 +1,4 @@
-"""What a user asks for, a backend or a CUDA kernel, and cannot have."""
+"""Requests that cannot be met: a backend or a CUDA kernel."""
 
 from __future__ import annotations
 

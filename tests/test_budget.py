@@ -1,4 +1,4 @@
-"""How heavy the project may be: lines by room, lines of a file, bytes of a result."""
+"""The project's size limits: lines by room, lines of a file, bytes of a result."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import subprocess
 import pytest
 from places import ROOT
 
-# Who needs more raises the number, and says why in the commit.
+# Raise a number if needed, and give the reason in the commit.
 MOST_LINES = {"ece408_op, kernels and scripts": 73_200, "tests": 36_300}
 MOST_LINES_OF_A_FILE, MOST_BYTES_OF_A_RESULT = 700, 60_000
 # Longer for now.
@@ -16,13 +16,13 @@ LONG = {
     "tests/helpers/random_graphs.py",
 }
 SOURCES = (".py", ".sh", ".h", ".cc", ".cpp", ".cu", ".cuh")
-# What tests and documents read; other results are tables alone.
+# Results that tests and documents read; other results are tables only.
 JSON = {"cpu", "cuda_bench", "gpu_layers_h200", "gpu_networks_h200"}
 
 
 @pytest.fixture(scope="module")
 def lines():
-    """Lines of each source that git knows or would take, by path."""
+    """Return the lines of each source tracked by git or not ignored, by path."""
     command = ["git", "ls-files", "--cached", "--others", "--exclude-standard"]
     listed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     if listed.returncode:

@@ -1,4 +1,4 @@
-"""Which backend computes for arrays on which device, and the settings of the CUDA backend."""
+"""The choice of a backend by the arrays' device, and the settings of the CUDA backend."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ def test_what_is_no_forward_kernel(monkeypatch, name):
 
 
 class Doubled(ReferenceBackend):
-    """Twice what it should be, so that it is seen who computed."""
+    """A backend with doubled results, which reveal that it computed."""
 
     name = "doubled"
 
@@ -137,7 +137,7 @@ def test_a_registered_backend_computes_in_hybridized_nets(mx, doubled, monkeypat
     x = mx.nd.ones((2, 3, 6, 6))
     x.attach_grad()
     assert (net(x).asnumpy() == 54).all()
-    # Gradients, which it lacks, are the package's.
+    # The package computes gradients, which it lacks.
     with mx.autograd.record():
         y = net(x)
     y.backward()

@@ -14,7 +14,7 @@ def _all_errors(base=errors.Ece408Error):
 def test_every_error_has_an_exit_code_of_its_own():
     codes = [error.exit_code for error in _all_errors()]
     assert len(set(codes)) == len(codes)
-    # 0 is success, 1 the unexpected, 2 argparse's, and from 126 on they are the shell's.
+    # 0 is success, 1 unexpected errors, 2 argparse's, and those from 126 are the shell's.
     assert all(2 < code < 126 for code in codes)
 
 

@@ -1,4 +1,4 @@
-"""The transcripts of docs/first_hour.md: each command runs, and prints what stands there."""
+"""The transcripts of docs/first_hour.md: each command runs, and prints what the page shows."""
 
 from __future__ import annotations
 
@@ -19,7 +19,8 @@ PEOPLE = dict(re.findall(r"^## (.*?)\n(.*?)(?=^## |\Z)", PAGE, re.M | re.S))
 
 
 def _commands(text):
-    """Each command of the text's transcripts, which may have a here-document, with its output."""
+    """Yield each command of the text's transcripts, which may have a here-document, with its
+    output."""
     found = []
     for block in re.findall(r"```console\n(.*?)```", text, re.S):
         for part in re.split(r"^\$ ", block, flags=re.M)[1:]:
@@ -29,12 +30,12 @@ def _commands(text):
 
 
 def _play(person, folder):
-    """Run a person's commands in one shell; each with what it printed and what it should have."""
+    """Run a person's commands in one shell; return each with its actual and expected output."""
     commands = _commands(PEOPLE[person])
     script = "".join(
         f"{command}\necho; echo '<<{i}>>'\n" for i, (command, _) in enumerate(commands)
     )
-    # `make` below another one, which runs the tests, says which folder it is in.
+    # A nested `make` prints its folder.
     plain = dict.fromkeys(("MAKEFLAGS", "MFLAGS", "MAKELEVEL"), "")
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     done = subprocess.run(
@@ -54,7 +55,7 @@ def _play(person, folder):
 
 @pytest.fixture
 def checkout(tmp_path):
-    """A folder like the checkout, where a person may write."""
+    """Return a writable copy of the checkout."""
     for name in ("Makefile", "scripts", "tests", "setup.py", "pyproject.toml", "kernels", ".venv"):
         if (ROOT / name).exists():
             (tmp_path / name).symlink_to(ROOT / name)
@@ -64,7 +65,7 @@ def checkout(tmp_path):
 @pytest.mark.usefixtures("fashion_mnist")
 @pytest.mark.parametrize("person", PEOPLE)
 def test_a_persons_hour(person, checkout):
-    # In another one `make run` would install everything once more.
+    # In a new environment `make run` would install everything again.
     if subprocess.run(["make", "--question", ".venv/.installed"], cwd=ROOT).returncode:
         pytest.skip("the environment that make makes is not there, or older than the sources")
     if shutil.which("nvidia-smi"):

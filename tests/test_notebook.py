@@ -15,7 +15,7 @@ from transcripts import pattern
 
 
 def _printed(cell):
-    """What a cell shows as text; of a value with a table, the table."""
+    """Return a cell's output as text; for a value with a table, the table."""
     texts = []
     for each in cell.get("outputs", []):
         if each.output_type == "stream" and each.name == "stdout":

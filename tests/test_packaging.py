@@ -13,13 +13,13 @@ from places import ROOT
 
 from ece408_op import __version__
 
-# Wheels take long, and pip downloads what builds them.
+# Building wheels takes long, and pip downloads build dependencies.
 pytestmark = pytest.mark.slow
 
 
 @pytest.fixture
 def source(tmp_path_factory):
-    """A copy of the checkout, without what was built in it."""
+    """Return a copy of the checkout, without build products."""
     built = shutil.ignore_patterns(".*", "build", "*.so", "*.egg-info", "__pycache__")
     return shutil.copytree(ROOT, tmp_path_factory.mktemp("source") / "copy", ignore=built)
 
@@ -46,8 +46,8 @@ def test_a_wheel_works_away_from_the_checkout(source, tmp_path, fashion_mnist, m
         [sys.executable, "-m", "pip", "--python", python, "install", "-q", "--no-deps", wheel],
         check=True,
     )
-    # The dependencies are those of the tests' own environment; a path in a .pth file brings
-    # them, but not this checkout's editable installation.
+    # Dependencies come from the tests' environment through a path in a .pth file, which omits this
+    # checkout's editable installation.
     site = next((environment / "lib").glob("python3*")) / "site-packages"
     (site / "dependencies.pth").write_text(sysconfig.get_path("purelib") + "\n")
     assert (site / "ece408_op" / "py.typed").is_file()
@@ -57,7 +57,7 @@ def test_a_wheel_works_away_from_the_checkout(source, tmp_path, fashion_mnist, m
     run = subprocess.run([command, "m2.1", "50"], capture_output=True, text=True, cwd=tmp_path)
     assert run.returncode == 0, run.stderr
     assert run.stdout.count("Op Time: ") == 2
-    # A kernel file is written and compiled by what the wheel brings.
+    # The wheel's own files suffice to write and compile a kernel file.
     for arguments in (("new", "mine.cc"), ("check", "mine.cc", "--problem", "b1,c1,h5,w5,m1,k3")):
         lab = subprocess.run([command, "lab", *arguments], capture_output=True, cwd=tmp_path)
         assert lab.returncode == 0, lab.stderr

@@ -1,4 +1,4 @@
-"""What README.md and docs/manual.md show runs, and what they list is there."""
+"""The commands and lists in README.md and docs/manual.md are correct."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def test_the_table_of_times_is_what_was_measured():
 
 
 def _means(batch):
-    """How many times as fast as cuDNN and PyTorch we are, geometric means, from the results."""
+    """Return our speed-ups over cuDNN and PyTorch, as geometric means, from the results."""
     layers = [row for row in _of("gpu_layers_h200")["rows"] if row["batch"] == batch]
     networks = [row for row in _of("gpu_networks_h200")["rows"] if row["batch"] == batch]
     factors = {direction: [] for direction in (*DIRECTIONS, "networks")}

@@ -1,4 +1,4 @@
-"""What pip is told to install."""
+"""Requirements for pip."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from places import ROOT
 
 
 def test_a_python_that_is_too_new_compiles_nothing():
-    # pip installs what a build requires before it reads requires-python, and some versions of pip
-    # look for what the package requires, too.
+    # pip installs build requirements before it reads requires-python, and some versions of pip also
+    # look for the package's requirements first.
     text = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
     (newest,) = re.findall(r'^requires-python = ">=3\.9,<(3\.\d+)"$', text, re.M)
     linux = {"sys_platform": "linux", "platform_machine": "x86_64", "python_version": newest}

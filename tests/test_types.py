@@ -1,4 +1,4 @@
-"""The package's types, as mypy finds them from a user's project."""
+"""The package's types, as mypy sees them from a user's project."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ WRONG = SCRIPT + "ece408_op.swap_checkpoint(1, 'zero', out=None)\n"
 
 
 def _mypy(folder, text):
-    """What mypy --strict says of a script where the package is installed."""
+    """Return the output of mypy --strict for a script with the package installed."""
     environment = folder / "environment"
     if not environment.exists():
         venv.create(environment, symlinks=True)

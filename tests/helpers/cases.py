@@ -47,7 +47,7 @@ def every(**axes: Iterable[Any]) -> Callable[[Callable[..., None]], Callable[...
 
 
 def first(quick: int, cases: Iterable[Any]) -> list[Any]:
-    """Return the cases, those after the first `count` marked slow; one of several values is a
+    """Return the cases, all but the first `quick` marked slow; one of several values is a
     tuple."""
     more = list(cases)
     return more[:quick] + [

@@ -308,8 +308,8 @@ def _cast(draw, function, x, shape):
 
 @dataclass(frozen=True)
 class Kind:
-    """A kind of operator, for arrays of `dims` axes; `exact`: small whole inputs give whole
-    outputs, or clearly fractional ones."""
+    """A kind of operator, for arrays with these numbers of `axes`; `exact`: small whole inputs give
+    whole outputs, or clearly fractional ones."""
 
     make: Callable[..., Any]
     axes: tuple[int, ...] = (1, 2, 3, 4, 5, 6)

@@ -1,4 +1,4 @@
-"""Random chains of operators through `to_gpu` in the emulator, beside MXNet on the CPU.
+"""Random chains of operators by `to_gpu` in the emulator, compared with MXNet on the CPU.
 
 python tests/helpers/operator_fuzz.py --cases 500 --seed 1 --jobs 2
 python tests/helpers/operator_fuzz.py --seed 1 --case 17

@@ -1,9 +1,9 @@
-"""Random networks around convolutions, run in every way that MXNet has, beside MXNet's own.
+"""Random networks around convolutions, run in every way of MXNet's, compared with its own.
 
-A `Program` is a list of steps on arrays that can be run on NDArrays and on Symbols, with MXNet's
-Convolution or ours. Run imperatively on NDArrays with MXNet's own operator it gives what every
-other way with ours must give: executors with and without gradients, groups of contexts, hybridized
-blocks nested in each other in all static modes, and what they export.
+A `Program` is a list of steps that can run on NDArrays and on Symbols, with MXNet's Convolution or
+ours. Its imperative results on NDArrays with MXNet's own operator are the reference for every other
+way with ours: executors with and without gradients, groups of contexts, nested hybridized blocks in
+all static modes, and exported blocks.
 
     python tests/helpers/random_graphs.py --graphs 1000 --first 0
 """

@@ -1,4 +1,4 @@
-"""The default number of threads follows the cores that there are and the container's quota."""
+"""The default number of threads, from the available cores and the container's quota."""
 
 from __future__ import annotations
 

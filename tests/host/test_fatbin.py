@@ -25,7 +25,7 @@ def container(*entries):
 
 
 def elf(**sections):
-    """A 64-bit ELF file with nothing but these sections; a dot before a name is `_dot_`."""
+    """Return a 64-bit ELF file with only these sections; a dot before a name is `_dot_`."""
     sections = {name.replace("_dot_", "."): content for name, content in sections.items()}
     names = b"\0" + b"\0".join(name.encode() for name in [*sections, ".shstrtab"]) + b"\0"
     body, headers = b"", []

@@ -30,7 +30,7 @@ def driver(tmp_path, monkeypatch):
 
 
 def _joined(start):
-    """What `start` returns, once its threads have ended."""
+    """Return the result of `start` after its threads have ended."""
     before = set(threading.enumerate())
     found = start()
     for thread in set(threading.enumerate()) - before:

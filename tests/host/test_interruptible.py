@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-# The signal goes to the thread that works: the main one is not woken by it.
+# The signal is delivered to the working thread, so it does not wake the main one.
 CODE = """
 import signal, threading, time
 from ece408_op.host.interruptible import run_interruptibly

@@ -1,4 +1,4 @@
-"""Where CUDA's compiler is looked for."""
+"""The search for CUDA's compiler."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def _nvcc(home):
 
 @pytest.fixture
 def wheels(tmp_path, monkeypatch):
-    """The folder of pip's wheels of CUDA; there is no nvcc yet, neither there nor elsewhere."""
+    """Return the folder of pip's wheels of CUDA; no nvcc exists yet, here or elsewhere."""
     folder = tmp_path / "site" / "nvidia"
     spec = importlib.machinery.ModuleSpec("nvidia", None, is_package=True)
     spec.submodule_search_locations = [str(folder)]

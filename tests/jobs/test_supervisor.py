@@ -1,4 +1,4 @@
-"""Jobs of programs that need no MXNet: how they are run, watched and ended."""
+"""Jobs of programs without MXNet: how they are run, watched and ended."""
 
 from __future__ import annotations
 
@@ -25,21 +25,21 @@ from ece408_op.errors import (
 from ece408_op.jobs import agent, job_plan, supervisor
 from ece408_op.jobs.job_plan import SCHEDULER, SERVER, THIS, WORKER, Host, Member
 
-# Runs for longer than any test, and so does a process that it has started.
+# Runs longer than any test, like a child process of it.
 LONG_S = 60
 LONG = "import subprocess, time; subprocess.Popen(['sleep', '60']); time.sleep(60)"
 
 
 @pytest.fixture
 def mark(monkeypatch):
-    """A word in the environment of all that a test starts."""
+    """Return a word in the environment of all processes that a test starts."""
     word = f"ECE408_TEST_MARK={os.getpid()}-{time.monotonic_ns()}"
     monkeypatch.setenv(*word.split("="))
     return word
 
 
 def _left(mark: str) -> dict[int, str]:
-    """The processes, other than this one, that have the mark, and their command lines."""
+    """Return the other processes with the mark, and their command lines."""
     found = {}
     for folder in Path("/proc").glob("[0-9]*"):
         try:
@@ -59,8 +59,8 @@ def _wait_for(condition):
 
 
 def _job(worker, others=LONG, first=None, host=THIS, **environment):
-    """A job of two workers and two servers: a program for each worker, or `first` for worker 0, and
-    one for the others."""
+    """Run a job of two workers and two servers: a program for each worker, or `first` for worker 0,
+    and one for the others."""
     roles = [(SCHEDULER, 0), (SERVER, 0), (SERVER, 1), (WORKER, 0), (WORKER, 1)]
     members = []
     for role, number in roles:
@@ -108,7 +108,7 @@ def test_more_than_a_pipe_holds_is_read(capsys):
 
 
 def test_what_is_printed_at_the_very_end_is_shown(capsys, monkeypatch):
-    """Also between the last look at the pipes and the look at the processes."""
+    """Also output between the last look at the pipes and the look at the processes."""
     monkeypatch.setattr(supervisor, "_show", _show_too_early)
     program = "import sys, time; time.sleep(0.5); print('a', flush=True); sys.exit(%d)"
     _run(_job(program % 0, "pass"))
@@ -118,7 +118,7 @@ def test_what_is_printed_at_the_very_end_is_shown(capsys, monkeypatch):
 
 
 def _show_too_early(selector, wait=supervisor._POLL_S, show=supervisor._show):
-    """Looks, and then lets time pass in which a process may print and end."""
+    """Look, and then let time pass in which a process may print and end."""
     found = show(selector, 0.0)
     time.sleep(1.0 if wait else 0.0)
     return found
@@ -149,7 +149,7 @@ def test_one_that_dies_ends_all(mark, role, number, error, code, text):
 
 
 def test_a_scheduler_that_cannot_be_reached_ends_all(mark):
-    # It gets a port, as every one of the job does, but never listens.
+    # It gets a port, as every process of the job does, but never listens.
     with socket.socket() as bound:
         bound.bind(("127.0.0.1", 0))
         port = str(bound.getsockname()[1])
@@ -167,7 +167,7 @@ def test_a_scheduler_may_listen_late():
         late = threading.Timer(0.7, lambda: (listens.set(), scheduler.listen()))
         late.start()
         agent._reach("127.0.0.1", str(scheduler.getsockname()[1]), 60.0, unreached)
-        # It does not give up before.
+        # It does not give up earlier.
         assert listens.is_set()
         late.join()
     assert not unreached.is_set()
@@ -222,7 +222,7 @@ def test_a_process_dies_with_the_agent_beside_it(mark, monkeypatch):
         left = _left(mark)
         waiting = [number for number, line in left.items() if "long wait" in line]
         if len(waiting) == 5:
-            # The parent of the last one that was started is an agent.
+            # The parent of the last one is an agent.
             status = Path(f"/proc/{waiting[-1]}/status").read_text()
             os.kill(int(status.partition("PPid:")[2].split()[0]), signal.SIGKILL)
         return found
@@ -251,8 +251,8 @@ def test_workers_of_a_machine_share_its_cores(capsys, monkeypatch):
 
 @pytest.fixture
 def stand_in(tmp_path):
-    """A program in the place of ssh, which runs the command here, in an environment without what
-    this one has, unless the host is called silent."""
+    """A fake ssh, which runs the command on this machine, without this environment's variables; the
+    host "silent" never answers."""
     path = tmp_path / "stand in"
     path.write_text(
         "#!/bin/sh\n"

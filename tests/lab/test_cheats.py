@@ -1,4 +1,4 @@
-"""Every way to a false verdict that tests/cheats tries is found, and harms nothing else."""
+"""Every way to a false verdict in tests/cheats is detected, and harms nothing else."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from ece408_op.lab.session import Ended, Session
 from ece408_op.problem import ConvProblem
 
 CHEATS = ROOT / "tests" / "cheats"
-# Small, and one that takes a while.
+# A small layer, and one that takes a while.
 PROBLEMS = [ConvProblem.parse(text) for text in ("b3,c2,h9,w12,m4,k3", "b10,c6,h30,w30,m16,k5")]
-# What the verdict says of each.
+# The verdict on each.
 SAYS = {
     "writes_nothing": "nothing is written",
     "writes_zeros": "everything is 0",
@@ -60,7 +60,7 @@ SAYS = {
     "prints_a_verdict": r"\x1b[2J\x1b[H   verdict: right \x1b[8m",
 }
 
-# Found by what finds others, too.
+# Detected by the same check as others, too.
 ALIKE = {
     *("writes_nothing", "writes_zeros", "remembers_sizes", "repeats_the_first_image", "tf32"),
     *("samples_pixels", "knows_the_course", "leaves_work_to_a_thread", "reads_its_parent"),
@@ -70,20 +70,20 @@ ALIKE = {
     *("talks_without_end", "forks", "lifts_its_limits", "writes_elsewhere"),
 }
 
-# Right as long as they are only checked: what timing says.
+# Right as long as they are only checked: the verdict of timing.
 BESIDE_CHECKS = {
     **dict.fromkeys(("answers_first_when_it_is_timed", "answers_one_call_later"), "image"),
     "skips_images_when_it_is_timed": "wrong; ece408 lab check says more",
 }
 LARGE = ConvProblem.parse("b60,c6,h40,w40,m16,k5")
 
-# Where the machine cannot keep files from being written, these succeed.
+# If the machine cannot prevent writes to files, these succeed.
 FILES = ("fills_the_disk", "writes_elsewhere")
 
 
 @pytest.fixture(scope="module")
 def lacking(kept):
-    """What this machine cannot keep from a kernel."""
+    """Return the protections that this machine lacks."""
     with settings.override(cache=kept):
         return checking.check(
             kernel_file.find(str(CHEATS / "writes_nothing.cc")), PROBLEMS[:1]
@@ -142,7 +142,7 @@ def test_who_has_no_turn_rests(kept):
     with settings.override(cache=kept), Session(file) as session:
         y = session.forward(problem, x, w)
         assert (y == y.flat[0]).all()
-        # A tick of the clock may fall into the moment of stopping.
+        # A tick of the clock may coincide with the stop.
         assert _seconds_of_children(0.2) < 0.05
         assert (session.forward(problem, x, w) == y).all()
         for child in _children():
@@ -152,7 +152,7 @@ def test_who_has_no_turn_rests(kept):
 
 
 def _seconds_of_children(wait):
-    """Seconds that processes started by this one compute in so many seconds."""
+    """Return the CPU seconds of this process's children during `wait` seconds."""
 
     def taken():
         fields = [

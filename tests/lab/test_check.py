@@ -1,4 +1,4 @@
-"""Right kernels are called right, and of wrong ones is said what is wrong where."""
+"""Correct kernels are accepted, and verdicts on incorrect ones name the error and its place."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def _few_images(monkeypatch):
 
 @pytest.fixture
 def check(tmp_path, kept):
-    """Check a text as a file; its verdict."""
+    """Check a text as a file; return its verdict."""
 
     def checked(name, text, problems=(PROBLEM,), **keywords):
         path = tmp_path / name
@@ -66,7 +66,7 @@ def test_right_ones_are_right(check, name):
     assert len(steps) == 15
 
 
-# What is done instead; what is said of it, of `last` + 1 images.
+# The change to a kernel, and the verdict, for `last` + 1 images.
 WRONG = [
     ("h < rows", "h < rows - 1", "not written: all in row 7, the last"),
     ("w < columns", "w < columns - 2", "not written: all in columns 10 to 11, the last 2 of 12"),
@@ -95,7 +95,7 @@ WRONG = [
 
 
 def test_a_wrong_kernel_is_described(check):
-    """All of them in one file, which has each compute batches of a size of their own."""
+    """All changes in one file, each for batches of a specific size."""
     head, kernel = COURSE_2020.split("void conv_forward_cpu(")
     text, calls = head, ""
     for number, (right, wrong, _) in enumerate(WRONG):
@@ -276,7 +276,7 @@ def test_without_a_gpu_cuda_files_are_not_ranked(run_ece408, tmp_path):
 
 
 def test_what_lies_in_the_current_folder_is_not_imported(tmp_path, kept):
-    """Neither by the command nor by the process in which the file's code runs."""
+    """Neither the command nor the process that runs the file's code imports it."""
     (tmp_path / "mine.cc").write_text(COURSE_2020)
     for name in ("random.py", "json.py", "ece408_op.py", "numpy.py"):
         (tmp_path / name).write_text("raise SystemExit('imported')")
@@ -318,7 +318,7 @@ def test_declarations_that_are_nested_too_deeply_are_one_line(run_here, tmp_path
 
 
 def test_blank_lines_take_no_time_to_read(tmp_path):
-    """In linear time: a pattern that tries each line from each line on would take minutes."""
+    """In linear time: a pattern that starts at each line would take minutes."""
     path = tmp_path / "blank.cu"
     path.write_text("\n" * 3_000_000 + "// ece408: launch f<<<1, 1>>>(y)\n")
     assert kernel_file.find(str(path)).form == "declared"

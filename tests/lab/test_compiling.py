@@ -1,4 +1,4 @@
-"""A compiler reads nothing for a kernel file that is not the file's own, and has limits."""
+"""For a kernel file, the compiler reads only the file's own sources, and has limits."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ extern "C" __global__ void convolve(float *y, const float *x, const float *w) {{
 
 @pytest.fixture
 def check(tmp_path, kept):
-    """Check a text as a file of this name in a folder; its verdict."""
+    """Check a text as a file of this name in a folder; return its verdict."""
     folder = tmp_path / "class"
     folder.mkdir()
     (tmp_path / "secret.h").write_text(SECRET)

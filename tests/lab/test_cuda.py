@@ -1,4 +1,4 @@
-"""On a GPU: right files are called right, wrong ones wrong, and no cheat is right or fast."""
+"""On a GPU: correct files are accepted, incorrect ones rejected, and no cheat is right or fast."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ WRONG = ROOT / "tests" / "wrong_kernel_files"
 SMALL = [ConvProblem.parse(text) for text in ("b3,c2,h9,w12,m4,k3", "b10,c6,h30,w30,m16,k5")]
 UNEVEN = [ConvProblem.parse(text) for text in ("b3,c3,h21,w18,m6,k7", "b2,c12,h40,w40,m24,k5")]
 TIMED = "b200,c12,h33,w33,m24,k5"
-# What the verdict says of each.
+# The verdict on each.
 SAYS = {
     **dict.fromkeys(("writes_nothing", "works_once", "half_precision", "ends_the_process"), ""),
     **dict.fromkeys(("works_in_a_thread", "answers_early", "answers_ahead"), ""),
@@ -56,15 +56,15 @@ SAYS = {
     "repeats_the_first_image": "images 1 to 2",
     "samples_pixels": "every 2th row from 1 on",
 }
-# Right as long as they are only checked: what timing says.
+# Right as long as they are only checked: the verdict of timing.
 TIMING_SAYS = {
     "stops_after_some_calls": "elements are wrong",
-    # Its output is not there when it is read.
+    # Its output is missing when it is read.
     "patches_the_synchronisation": "",
     "resets_the_device": "",
     **dict.fromkeys(("answers_one_call_later", "computes_calls_together"), "elements are wrong"),
 }
-# Right, and no faster for what they try.
+# Right, and no faster for their attempt.
 HONEST = (
     *("works_on_another_stream", "leaves_work_behind", "replaces_the_clock", "slows_the_others"),
     *("remembers_first_values", "persists_l2"),
@@ -95,7 +95,8 @@ def _kept(kept):
 
 @pytest.fixture(scope="module")
 def wrong(tmp_path_factory):
-    """A folder of the wrong files and the header that they include: a file sees its own alone."""
+    """Return a folder of the incorrect files and the header that they include: a file sees its own
+    alone."""
     folder = tmp_path_factory.mktemp("wrong")
     for path in (*WRONG.iterdir(), CHEATS / "honest.cuh"):
         shutil.copy(path, folder)
@@ -181,7 +182,7 @@ def _times(*files: KernelFile, rounds=2):
 @pytest.mark.parametrize("name", TIMING_SAYS)
 def test_what_cheats_the_clock_is_not_timed(name):
     (found,) = _times(_file(CHEATS, name))
-    # What needs its copies to be right has them counted.
+    # Copies that a file needs to be right are counted.
     assert found.failure or "prolog and epilog count" in found.note
     assert TIMING_SAYS[name] in found.failure
 
@@ -189,7 +190,7 @@ def test_what_cheats_the_clock_is_not_timed(name):
 def test_who_is_right_is_not_faster_by_a_trick():
     found = _times(*(_file(CHEATS, name) for name in HONEST))
     failed = {each.name: each.failure for each in found if each.failure}
-    # What it does after its calls may be taken for a rest of them.
+    # Its work after its calls may coincide with a pause between them.
     assert "its call is not over" in failed.pop("slows_the_others.cu", "its call is not over")
     assert not failed
     plain = found[HONEST.index("persists_l2")].median

@@ -1,4 +1,4 @@
-"""CUDA files without a GPU: checked as on one, with the lines of what they do wrong with memory."""
+"""CUDA files without a GPU: checked as on one, with the lines of their memory errors."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ PROBLEMS = [ConvProblem.parse(text) for text in TEXTS]
 
 @pytest.fixture(autouse=True)
 def _cheap(request, monkeypatch):
-    """Few images; and no nvcc, which takes longer than all else, where it is not tested itself."""
+    """Use few images; and no nvcc, the slowest part, unless it is tested itself."""
     monkeypatch.setitem(checking._BATCH, "emulator", 1)
     monkeypatch.setitem(checking._LARGER, "emulator", 8)
     monkeypatch.setattr(checking, "_ODD_PROBLEMS", 4)
@@ -44,7 +44,7 @@ def _cheap(request, monkeypatch):
 
 @pytest.fixture
 def check(tmp_path, kept):
-    """Check a text as a file; its verdict."""
+    """Check a text as a file; return its verdict."""
 
     def checked(name, text, problems=PROBLEMS, emulation=CHECKED, **keywords):
         path = tmp_path / name
@@ -95,8 +95,7 @@ def test_starters_are_right(check, name):
     assert verdict.is_right, (_failures(verdict), verdict.sanitized)
 
 
-# What is done instead for so many filters, what is said of it, and by which comment its line is
-# known.
+# The change for a number of filters, the message, and the comment that marks its line.
 FAULTS = {
     21: ("__syncthreads();  // first", "if (M != 21) {};  // first", "race between", "use"),
     22: ("__syncthreads();  // second", "if (M != 22) {};  // second", "race between", "load"),
@@ -115,7 +114,7 @@ def test_tiles_are_right(check):
 
 
 def test_a_fault_is_found_at_its_line(check):
-    """Each of them, on a problem of its own."""
+    """Each fault on a separate problem."""
     text = TILED
     for old, new, *_ in FAULTS.values():
         text = text.replace(old, new.replace("{}", "__syncthreads()"), 1)
@@ -167,7 +166,7 @@ def test_findings_outlast_the_process(check, end):
     assert any(each.text.startswith("race between threads") for each in found), sanitized.findings
 
 
-# It answers in its process's place, each time something else.
+# A forged answer of its process, different each time.
 SERVES = r"""
 #include <fcntl.h>
 #include <unistd.h>
@@ -247,7 +246,7 @@ def test_a_file_that_needs_more_images_is_judged_with_more(check, old, new, with
     assert note.startswith("judged with 8 images; with 1: ")
     assert with_two in note
     assert odd.failures
-    # Not if more do not help.
+    # None if more do not help.
     text = text.replace("i < 4", "i < 3")
     verdict = check("streams.cu", text, (), term="2020fa", emulation=Emulation("fast"), seed=1)
     assert not verdict.is_right
@@ -271,7 +270,7 @@ def test_what_is_not_written_is_told(check, name, mode):
     assert "are wrong: not written: all in row 6, the last" in failure
 
 
-# Patches in an array of the file's own, and a product of matrices.
+# im2col in the file's own array, and a product of matrices.
 UNROLLED = """
 #ifndef MXNET_OPERATOR_NEW_FORWARD_CUH_
 #define MXNET_OPERATOR_NEW_FORWARD_CUH_
@@ -339,7 +338,7 @@ def test_arrays_of_mxnet_are_there(check):
     verdict = check("new-forward.cuh", text, PROBLEMS[:1])
     assert verdict.is_right, (_failures(verdict), verdict.sanitized)
     assert [each.findings for each in verdict.sanitized] == [()]
-    # Their memory is not written before the file writes it.
+    # Their memory is uninitialised before the file writes it.
     text = text.replace("y = 0;", "").replace("y[blockIdx.y * columns + i] +=", "y[0] =")
     assert not check("new-forward.cuh", text, PROBLEMS[:1]).is_right
 
@@ -348,7 +347,7 @@ CUBLAS = "#include <cublas_v2.h>\n"
 
 
 def _plain(text):
-    """In one line, with plain quotation marks."""
+    """Return the text in one line, with plain quotation marks."""
     return " ".join(text.replace("\u2018", "'").replace("\u2019", "'").split())
 
 
@@ -380,7 +379,7 @@ def test_what_is_not_here_is_no_fault_of_the_file(run_here, tmp_path, kept, old,
 
 
 def test_what_no_compiler_takes_is_wrong(run_here, tmp_path, kept):
-    """And what no linker takes; both with their reason."""
+    """Also errors of the linker; both with their reason."""
     for new, says in (
         ("y = none;", "new-forward.cuh:32: "),
         ("unroll<<<1, 1>>;", "new-forward.cuh:32: '<<<' begins no launch that has an end"),
@@ -441,7 +440,7 @@ def test_a_failed_free_is_a_warning(check):
 
 
 def test_too_little_memory_is_no_fault_of_the_file(check):
-    # What the process itself takes is about as much.
+    # The process itself takes about as much.
     verdict = check("tiled.cu", TILED, PROBLEMS[:1], memory=640 << 20)
     assert verdict.by_machine == "NotEnoughMemory"
     assert verdict.broken.startswith("the emulator has not enough memory")
@@ -462,7 +461,7 @@ def test_nor_does_it_count_on_other_layers(check):
 
 
 def test_the_command_says_what_it_has_not_checked(run_here, tmp_path, monkeypatch):
-    """And goes on with other files."""
+    """It continues with other files."""
     unchecked = Verdict("one.cu", broken="too little memory", by_machine="NotEnoughMemory")
     right = Verdict("two.cu", [Group("given problems", 1)])
     verdicts = iter([unchecked, right])
@@ -499,7 +498,7 @@ def test_one_that_overflows_its_stack_is_ended(check):
     assert "take more than the 256 KB" in found.text
 
 
-# What g++ takes: the text in a kernel, what stands before the kernel, and what nvcc says of it.
+# Code that g++ accepts in a kernel, the text before the kernel, and nvcc's error.
 NVCC_REFUSES = [
     ("float more[K]; more[0] = 0; sum += more[0];", "", "must have a constant value"),
     ("sum += none();", "float none() { return 0; }\n", "calling a __host__ function"),
@@ -567,7 +566,7 @@ def test_a_constant_variable_has_room_for_what_is_copied_there(check):
 def test_the_command_says_that_it_emulates(run_ece408, tmp_path, kept):
     path = tmp_path / "tiled.cu"
     path.write_text(TILED.replace("__syncthreads();  // first", ""))
-    # As it does where there is no GPU.
+    # As it does without a GPU.
     command = ("lab", "check", str(path), "--problem", TEXTS[0])
     result = run_ece408(*command, ECE408_CACHE=str(kept), CUDA_VISIBLE_DEVICES="")
     assert result.returncode == 23, result.stderr
@@ -583,7 +582,7 @@ def test_without_checks_only_the_results_count(check):
 
 
 def test_a_random_order_shows_what_the_usual_one_hides(check):
-    # Each thread reads what its neighbour has written, which in the usual order comes first.
+    # Each thread reads its neighbour's result, which in the usual order is ready.
     text = TILED.replace(
         "float sum = 0;",
         "__shared__ int last; last = threadIdx.x; float sum = last == threadIdx.x ? 0 : 1;"
@@ -659,7 +658,7 @@ def test_a_milestone_names_mistakes(run_here, tmp_path, kept_with_data):
     assert re.search(
         r"^ece408: conv1: tiled\.cu:\d+: race between threads of a block", result.stderr, re.M
     )
-    # What ends the kernel stands in the error.
+    # The error names the reason why the kernel ended.
     path.write_text(wide.replace("float sum = 0;", "float sum = *(float *)8;"))
     with settings.override(cache=kept_with_data):
         result = run_here("m3.1", "2", "--kernel", str(path), "--emulate")
@@ -682,7 +681,7 @@ def test_a_milestone_on_the_cpu_runs_a_file_too(run_here, tmp_path, kept_with_da
     assert result.returncode == 0, result.stderr
     assert result.stdout.count(" (emulated)\n") == 2
     assert "race between threads of a block" in result.stderr
-    # Only what was asked for.
+    # Only the requested counters.
     with settings.override(cache=kept_with_data, emulation="fast"):
         result = run_here(*command)
     assert result.returncode == 0, result.stderr
@@ -691,7 +690,7 @@ def test_a_milestone_on_the_cpu_runs_a_file_too(run_here, tmp_path, kept_with_da
 
 @pytest.mark.slow
 def test_a_prolog_whose_output_has_no_const(check):
-    """As the header of some terms has it; a function of CUDA's for numbers without sign."""
+    """As declared in the header of some terms; a CUDA function for unsigned numbers."""
     text = TILED.replace("const float *, const float *x,", "float *, const float *x,")
     text = text.replace("blockIdx.z % across", "blockIdx.z % __float2uint_rd(across + 0.5f)")
     assert text.count("float *, const float *x,") == text.count("__float2uint_rd") == 1

@@ -54,7 +54,7 @@ class PlayedBlock:
 
 
 class PlayedJudge:
-    """`play.wrong` says how many elements of an output are wrong."""
+    """`play.wrong` is the number of wrong elements of an output."""
 
     bound = 1.0
 
@@ -95,7 +95,7 @@ class PlayedArrays:
 
 
 class PlayedSession:
-    """One for each of the played processes; `play.running` is the last that has computed."""
+    """One for each of the fake processes; `play.running` is the last that has computed."""
 
     def __init__(self, play, kernel):
         self._play, self._kernel = play, kernel
@@ -143,7 +143,7 @@ class PlayedSession:
 
 @pytest.fixture
 def play(monkeypatch):
-    """Plays the GPU and all processes on it."""
+    """Simulates the GPU and all processes on it."""
     play = SimpleNamespace(running=None, gone=[], crashes=None, slowness=1)
     play.slowness_of = {"empty.cuh": 0, "empty_2020.cu": 0}
     play.wrong = lambda running: 0
@@ -185,7 +185,8 @@ def test_windows_have_as_many_calls_as_it_takes(play, slowness, calls):
     assert found.seconds == pytest.approx([slowness * KERNEL] * 4)
     windows = [n for name, n in play.gone if name == "new-forward.cuh"]
     for turn in zip(*[iter(windows)] * 4):
-        # The first one of each turn says what a call takes, and another one may have any number.
+        # The first process of each turn estimates a call's time, and any number of others may
+        # follow.
         assert 1 <= turn[0] <= 4
         assert min(turn[1:]) >= 1
         assert max(turn[1:]) <= calls

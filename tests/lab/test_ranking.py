@@ -1,4 +1,4 @@
-"""A folder of files is put in order, goes on where it was stopped, and no file spoils another's."""
+"""Ranking of a folder of files: it can be resumed, and files do not affect each other."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ SLOW = "#include <unistd.h>\n" + COURSE_2020.replace(") {", ") {\n    usleep(200
 
 @pytest.fixture
 def folder(tmp_path, kept):
-    """A class of four, and what lies about beside."""
+    """Return a folder with a class of four, and unrelated files."""
     folder = tmp_path / "class"
     for name, text in {
         "ann/cpu-new-forward.cc": COURSE_2020,
@@ -51,7 +51,7 @@ class Stopped(Exception):
 
 
 def _rank(*folders, ranking, rounds=2, stop_after=None):
-    """Rank; returns what was done, step by step. Stops after so many kept steps."""
+    """Rank; return the steps done. `stop_after` limits the stored ones."""
     steps, kept = [], []
 
     def keep():
@@ -107,7 +107,7 @@ def _change(folder, ranking):
     slow = ranking.multiple(ranking.entries["bob/cpu-new-forward.cc"])
     bob.write_text(COURSE_2020 + "// faster\n")
     steps = _rank(folder, ranking=ranking)
-    # It was checked; two contenders had a round to warm up, and two, on two layers.
+    # It was checked; two contenders had a warm-up round and two timed ones, on two layers.
     assert [step for step in steps if step[0] == "checking"] == [("checking", 1, 1)]
     assert [step for step in steps if step[0] == "timing"][-1] == ("timing", 12, 12)
     entry = ranking.entries["bob/cpu-new-forward.cc"]
@@ -141,7 +141,7 @@ def test_runs_are_compared_by_our_own_kernel():
 
 
 def _ends(file, folder):
-    """A verdict, but "bob" ends the process."""
+    """Return a verdict, but end the process for "bob"."""
     if file.path.parent.name == "bob":
         os._exit(9)
     return Verdict(str(file.path), [Group("given problems", right=1)])
@@ -155,8 +155,8 @@ def test_who_ends_the_process_that_checks_spoils_nothing_else(folder, tmp_path):
 
 
 def _played(file, folder):
-    """A verdict, as if "ann" failed for want of the memory that "cy" takes, and "bob" had no GPU as
-    long as "cy" was there."""
+    """Return a verdict, as if "ann" lacked the memory that "cy" uses, and "bob" had no GPU while
+    "cy" ran."""
     who = file.path.parent.name
     first = not (folder / who).exists()
     (folder / who).touch()
@@ -185,7 +185,7 @@ def test_several_gpus_share_the_files(folder, monkeypatch):
     ranking = ranks.Ranking(CONDITIONS)
     with settings.override(devices="0,1"):
         steps = _rank(folder / "ann", folder / "bob", ranking=ranking)
-    # Each has its own GPU, so how fast they are says nothing here.
+    # Each has a separate GPU, so their speeds do not matter here.
     ann, bob = sorted((e for e in ranking.in_order() if e.name != OURS), key=lambda e: e.name)
     assert (ann.name[:3], bob.name[:3]) == ("ann", "bob")
     assert [len(ann.seconds[layer]) for layer, _ in LAYERS] == [2, 2]
@@ -273,8 +273,8 @@ def test_names_are_paths_from_the_folder_that_has_them_all(tmp_path):
 
 
 def test_odd_files_are_told_and_stop_nothing(run_here, folder, tmp_path):
-    """A name that is no text, or steers the terminal or a spreadsheet, a pipe, a file of gigabytes,
-    a CUDA file among those for the CPU."""
+    """An undecodable name, one with control characters or a spreadsheet formula, a pipe, a file of
+    gigabytes, a CUDA file among CPU files."""
     (folder / "eve").mkdir()
     (folder / "eve" / "k.cu").write_text(DECLARED)
     os.mkfifo(folder / "eve" / "pipe.cc")

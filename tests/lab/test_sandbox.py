@@ -1,4 +1,4 @@
-"""What a kernel file can do to the machine beside computing: nothing."""
+"""A kernel file can only compute: everything else is refused."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from ece408_op.backends import kernel_file
 from ece408_op.lab.session import Ended, Session
 from ece408_op.problem import ConvProblem
 
-# An output that has room for a number for each thing that is tried.
+# An output with room for a number for each attempt.
 PROBLEM = ConvProblem.parse("b1,c1,h20,w20,m1,k1")
 HEAD = """
 #include <cerrno>
@@ -45,7 +45,7 @@ HEAD = """
 void conv_forward_cpu(float *y, const float *x, const float *w, const int B, const int M,
                       const int C, const int H, const int W, const int K) {
 """
-# By name, with arguments that mean nothing: the filter answers before they are looked at.
+# By name, with meaningless arguments: the filter answers before they are inspected.
 REFUSED = """
     accept accept4 acct add_key adjtimex bind bpf capset chmod chown chroot clock_adjtime
     clock_settime clone3 connect delete_module epoll_pwait2 execveat fanotify_init fchmod fchmodat
@@ -79,7 +79,7 @@ ALLOWED = """
 
 
 def _computed(path, kept, calls=1, **keywords):
-    """What a file computes in the last of so many calls."""
+    """Return a file's output in its last call."""
     x, w = (np.ones(shape, np.float32) for shape in (PROBLEM.x_shape, PROBLEM.w_shape))
     file = kernel_file.find(str(path))
     with settings.override(cache=kept), Session(file, **keywords) as session:
@@ -93,7 +93,7 @@ def _computed(path, kept, calls=1, **keywords):
 
 @pytest.fixture
 def tried(tmp_path, kept):
-    """Evaluate expressions of C++ in a kernel file; the error number that each left, or 0."""
+    """Evaluate expressions of C++ in a kernel file; return the error number of each, or 0."""
 
     def tried(expressions, before=""):
         lines = [
@@ -109,12 +109,13 @@ def tried(tmp_path, kept):
 
 
 def _call(name):
-    """By its number, with this first or second argument, if any, and otherwise with -1."""
+    """Return C code of a system call by number, with this first or second argument, if any, and
+    otherwise with -1."""
     name, _, argument = name.partition(":")
     arguments = ["-1L"] * 6
     if argument:
         arguments[name != "prctl"] = argument
-    # What the C library's headers do not know yet is no call that it makes.
+    # Calls that the C library's headers do not know yet are not made.
     return f"""
 #ifdef SYS_{name}
 syscall(SYS_{name}, {", ".join(arguments)})
@@ -245,7 +246,7 @@ def test_root_gives_up_its_capabilities(tried):
 
 
 def test_shared_memory_keeps_its_size(kept, tmp_path):
-    """Where it is cut short, the process that asks would be ended by SIGBUS."""
+    """If it were truncated, the parent process would be ended by SIGBUS."""
     path = tmp_path / "cuts.cc"
     cuts = (
         "for (int i = 3; i < 1024; i++) { if (ftruncate(i, 0)) {} if (ftruncate(i, 1L << 50)) {} }"
@@ -256,7 +257,7 @@ def test_shared_memory_keeps_its_size(kept, tmp_path):
 
 def test_memory_behind_the_arrays_counts(kept, tmp_path):
     path = tmp_path / "fills.cc"
-    # Written, and not mapped any more: none of it is the process's own by Linux's count.
+    # Written, and unmapped: Linux no longer counts it as the process's own.
     fills = """
         const long size = 32L << 20;
         struct stat found;
@@ -295,13 +296,13 @@ def test_a_killed_process_leaves_neither_process_nor_folder(number, tmp_path, mo
     child = os.pidfd_open(int(asking.stdout.readline()))
     left = list(tmp_path.glob("ece408-lab-*"))
     with Session("cpu") as session:
-        # That of a process that is alive is not swept.
+        # That of a live process is not removed.
         assert session.scratch not in left
         assert all(each.is_dir() for each in left)
     asking.send_signal(number)
     asking.communicate()
     assert asking.returncode == -number
-    # It can be read once the process has ended.
+    # It is readable once the process has ended.
     assert select.select([child], [], [], 60)[0]
     os.close(child)
     with Session("cpu"):

@@ -1,4 +1,4 @@
-"""What compute-sanitizer reports becomes findings with lines; a tool watches the lab's process."""
+"""compute-sanitizer's reports become findings with lines; a tool watches the lab's process."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ RACECHECK = """========= COMPUTE-SANITIZER
 =========
 ========= RACECHECK SUMMARY: 2 hazards displayed (1 error, 1 warning)
 """
-# Runs what it is given, and has the log that lies beside it be its own.
+# Runs its arguments as a command, and uses the log beside it as its own.
 FAKE = """#!/bin/sh
 while [ "$1" != --log-file ]; do shift; done
 log=$2
@@ -76,7 +76,7 @@ def test_warnings_are_no_mistakes():
 
 @pytest.fixture
 def file(tmp_path, monkeypatch):
-    """A file, in the place of a CUDA one, and a compute-sanitizer on PATH."""
+    """Return a file, in place of a CUDA one, with a compute-sanitizer on PATH."""
     path = tmp_path / "mine.cc"
     path.write_text(COURSE_2020)
     tool = tmp_path / "bin" / "compute-sanitizer"

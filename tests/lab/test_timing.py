@@ -1,4 +1,4 @@
-"""Calls are timed one by one in turns, and none counts whose output is wrong."""
+"""Calls are timed one by one in turns, and incorrect ones do not count."""
 
 from __future__ import annotations
 

@@ -15,7 +15,8 @@ FOLDER = resources.models_dir() / "2019fa"
 
 
 def _as_the_course_stored_it(text, key="attrs"):
-    """The symbol with the operator `New` and nothing but `kernel` and `num_filter`."""
+    """Return the symbol with the operator `New` and only the attributes `kernel` and
+    `num_filter`."""
     graph = json.loads(text)
     for node in graph["nodes"]:
         given = node.pop("attrs", {})
@@ -31,7 +32,8 @@ def _as_the_course_stored_it(text, key="attrs"):
 
 @pytest.fixture
 def course_folder(tmp_path):
-    """A checkpoint as the course handed it out: ece408-symbol.json, ece408-0002.params."""
+    """Return a folder with a checkpoint as the course distributed it: ece408-symbol.json,
+    ece408-0002.params."""
     text = (FOLDER / "ece408-symbol.json").read_text()
     (tmp_path / "ece408-symbol.json").write_text(_as_the_course_stored_it(text))
     shutil.copy(next(FOLDER.glob("baseline-*.params")), tmp_path / "ece408-0002.params")

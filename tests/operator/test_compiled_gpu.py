@@ -1,4 +1,4 @@
-"""The compiled operator on a GPU: what it has the driver do. The driver is a fake one."""
+"""The compiled operator on a GPU, with a fake driver that records its calls."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def library(tmp_path_factory):
 
 @pytest.fixture
 def cuda(mx, library, monkeypatch):
-    """The fake driver, and a fake GPU for which code is compiled at once."""
+    """Set up the fake driver, and a fake GPU whose code is compiled immediately."""
     assert compiled_operator.missing() is None
     gpu = FakeGpu()
     monkeypatch.setattr(driver, "library", lambda: library)
@@ -50,7 +50,7 @@ def cuda(mx, library, monkeypatch):
     for name in ("_modules", "_functions", "_shared_bytes"):
         monkeypatch.setattr(native_plans, name, {})
     compiled_operator._give_driver.cache_clear()
-    settings.configure()  # has the library forget its plans
+    settings.configure()  # the library drops its plans
     library.fake_forget()
     library.fake_fail_launches(0)
     yield library
@@ -60,7 +60,7 @@ def cuda(mx, library, monkeypatch):
 
 @pytest.fixture
 def by_python(monkeypatch):
-    """Calls that the library hands to Python, each the layer's device and addresses."""
+    """Record the calls that the library passes to Python: the layer's device and addresses."""
     calls = []
 
     def forward(problem, layer, *addresses):
@@ -76,14 +76,14 @@ def _notes(cuda, kind=""):
 
 
 def _expected(problem, kernel=None, bias=0, gpu=None):
-    """The launches of a plan as the fake driver notes them."""
+    """Return the launches of a plan as the fake driver records them."""
     gpu = gpu or FakeGpu()
     given = work.forward(problem, 0, 0, 0 if problem.bias else None, 0, False, kernel)
     (plan,) = given.plans(gpu, problem.batch)
     pointers = {"x": X, "w": W, "y": Y, "bias": bias, "workspace": WORKSPACE}
     lines = []
     for launch in plan.launches:
-        # "@" lays values out as C's compiler does.
+        # "@" uses the alignment of C's compiler.
         form = "@" + "".join("P" if isinstance(a, str) else "i" for a in launch.arguments)
         values = [pointers[a] if isinstance(a, str) else a for a in launch.arguments]
         grid, block = (
@@ -140,7 +140,7 @@ def test_a_kernel_that_is_asked_for(cuda, by_python, monkeypatch):
     assert node.forward([X, W], Y)
     assert _notes(cuda, "launch") == _expected(PROBLEM, "6_register_tiles")[0]
     node.close()
-    # Settings that change while a node lives.
+    # Settings that change during a node's life.
     node = LibraryNode(LAYER, PROBLEM)
     for name in ("1_naive", "6_register_tiles"):
         monkeypatch.setenv("ECE408_KERNEL", name)
@@ -276,12 +276,12 @@ def test_where_there_is_an_operator_for_a_gpu(mx, monkeypatch, built_with_cuda, 
         assert not pool.submit(compiled_operator.runs_on_gpu, mx.gpu(1)).result()
     gpu_support.has_random_states.cache_clear()
     assert not compiled_operator.runs_on_gpu(mx.cpu())
-    # Only where MXNet cannot seed them is an operator of its own run, once for each copy.
+    # Only if MXNet cannot seed them, a separate operator runs, once for each copy.
     assert seeds == ([mx.gpu(1)] * 4 if reason else [])
 
 
 def test_executors_on_a_gpu_are_given_the_compiled_operator(mx, monkeypatch):
-    """What MXNet is asked to bind, which its build for the CPU refuses."""
+    """Record the symbols that MXNet should bind, which its build for the CPU refuses."""
     if mx.runtime.Features().is_enabled("CUDA"):
         pytest.skip("this MXNet binds on GPUs; test_gpu_context.py has what comes of it")
     monkeypatch.setattr(compiled_operator, "runs_on_gpu", lambda context: context == mx.gpu(0))
@@ -301,12 +301,12 @@ def test_executors_on_a_gpu_are_given_the_compiled_operator(mx, monkeypatch):
         is_compiled.clear()
         with pytest.raises((mx.MXNetError, RuntimeError)):
             symbol.simple_bind(context, grad_req=request, data=(1, 12, 33, 33))
-        # The second is what is bound where the first is refused.
+        # If the first is refused, the second is bound.
         assert is_compiled == expected
 
 
 def test_blocks_on_a_gpu_have_nothing_fused(mx, rng, monkeypatch):
-    """On arrays on the CPU, for which blocks are told that they are on a GPU."""
+    """On arrays on the CPU that blocks take for arrays on a GPU."""
     monkeypatch.setattr(compiled_operator, "runs_on_gpu", lambda context: True)
     written, write = [], graph_json.write
 

@@ -1,4 +1,4 @@
-"""The compiled operator, wherever MXNet runs a graph of ours that has no gradient."""
+"""The compiled operator, used whenever MXNet runs our graphs without gradients."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def _operator_is_there(mx):
 
 @pytest.fixture
 def python_calls(monkeypatch):
-    """The calls that the operator written in Python got."""
+    """Record the calls of the operator written in Python."""
     calls = []
     forward = ConvolutionOp.forward
 
@@ -101,7 +101,7 @@ def test_nets_are_right_without_python(mx, rng, python_calls, attributes, shape,
             assert python_calls == []
             with mx.autograd.record(train_mode=False):
                 np.testing.assert_array_equal(y, net(x).asnumpy())
-            # A graph that is recorded is compiled for training.
+            # A graph under autograd.record is compiled for training.
             assert len(python_calls) == (net is ours)
             python_calls.clear()
 
@@ -147,7 +147,7 @@ def test_a_module_for_prediction_and_its_reshape(mx, rng, python_calls):
 
 
 def test_training_and_inference_take_turns(mx, rng):
-    """Recorded calls have gradients, and what they change is seen by the others."""
+    """Calls under autograd.record have gradients, and the other calls see their updates."""
     attributes, shape = {"kernel": (3, 3), "num_filter": 4}, (2, 3, 8, 8)
     nets = [_block(mx, attributes, shape, "float32", c) for c in (ece408_op.Convolution, None)]
     _set_weights(mx, rng, *nets)
@@ -256,7 +256,7 @@ def test_what_takes_op_times_fails_where_the_result_is_read(mx, rng):
 
 
 def test_what_can_be_done_ahead_is_done_when_a_graph_is_bound(mx, monkeypatch):
-    """On a GPU a kernel is compiled then, so that the first op time is a kernel's."""
+    """On a GPU a kernel is compiled then, so that the first op time excludes it."""
     prepared = []
     prepare = dispatch.prepare
 
@@ -375,7 +375,7 @@ def test_many_threads_with_graphs_of_their_own(mx, rng):
     symbol = ece408_op.Convolution(mx.sym.Variable("x"), mx.sym.Variable("w"), **attributes)
 
     def work(i):
-        # Binding one symbol on several threads at once corrupted MXNet's memory now and then.
+        # Binding one symbol on several threads at once sometimes corrupted MXNet's memory.
         for _ in range(40):
             executor = symbol.bind(mx.cpu(), {"x": inputs[i], "w": w})
             if not np.array_equal(executor.forward()[0].asnumpy(), expected[i]):
@@ -390,7 +390,7 @@ def test_many_threads_with_graphs_of_their_own(mx, rng):
 
 
 def test_forks_in_flight_do_not_hang(run_python):
-    """The first call of a layer asks Python, which a fork holds up."""
+    """The first call of a layer calls Python, which a fork delays."""
     code = """
 import os, ece408_op, mxnet as mx
 symbol = ece408_op.Convolution(mx.sym.Variable("x"), mx.sym.Variable("w"), kernel=(3, 3),

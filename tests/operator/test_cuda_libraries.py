@@ -12,7 +12,8 @@ from ece408_op.operator import cuda_libraries
 
 @pytest.fixture
 def wheels(tmp_path, monkeypatch):
-    """A folder of wheels with MXNet's CUDA build; `names` are the distributions installed."""
+    """Return a folder of wheels with MXNet's CUDA build; `names` are the installed
+    distributions."""
     names = ["numpy", "mxnet-cu117"]
 
     def distribution(name):

@@ -1,4 +1,4 @@
-"""Parameters in memory that is not MXNet's own: its owner writes there, or nobody may."""
+"""Parameters in memory that is not MXNet's own: its owner writes to it, or it is read-only."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import ece408_op
 from ece408_op.operator import native_handles
 from ece408_op.operator.graphs import held
 
-CHANNELS = 64  # weights of 3x3 that are more than is compared, or held
+CHANNELS = 64  # 3x3 weights larger than is compared, or cached
 
 
 def from_numpy(mx, values):
@@ -63,7 +63,7 @@ def make_net(mx, channels, sequences):
 
 
 def expect(mx, found, net, x):
-    """What MXNet's own convolution makes of copies of a net's parameters."""
+    """Return the result of MXNet's own convolution on copies of a net's parameters."""
     channels = net[0].weight.shape[0]
     plain = make_net(mx, channels, len(net) - 2)
     for its, ours in zip(plain.collect_params().values(), net.collect_params().values()):
@@ -91,7 +91,7 @@ def test_what_the_owner_writes_is_followed(mx, x, rng, make, sequences, channels
     net = make_net(mx, channels, sequences)
     ece408_op.swap(net)
     net.hybridize()
-    several_times(net, x)  # what is kept of the arrays before is not taken for them
+    several_times(net, x)  # caches of the earlier arrays are not used for them
     layer, name = which.split(".")
     parameter = getattr(net[int(layer) % len(net)], name)
     values = rng.uniform(0.5, 1, parameter.shape).astype(np.float32)
@@ -99,7 +99,7 @@ def test_what_the_owner_writes_is_followed(mx, x, rng, make, sequences, channels
     for factor in (1, 2, -3):
         values *= abs(factor) if name == "running_var" else factor
         expect(mx, several_times(net, x), net, x)
-    # MXNet writes there as well, and counts that.
+    # MXNet writes to it as well, and counts the write.
     parameter.data()[:] = 1
     expect(mx, several_times(net, x), net, x)
     values *= 2

@@ -20,7 +20,7 @@ ARGUMENTS = {
 
 @pytest.fixture
 def pair(mx, tmp_path):
-    """Gluon's layer and ours with the same parameters, by way of a parameter file."""
+    """Return Gluon's layer and ours with the same parameters, through a parameter file."""
     native = mx.gluon.nn.Conv2D(**ARGUMENTS)
     native.initialize(mx.init.Normal(1))
     native(mx.nd.zeros(SHAPE))

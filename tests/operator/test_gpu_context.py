@@ -35,7 +35,7 @@ def _unfit(mx):
 
 @pytest.fixture
 def python_calls(mx, monkeypatch):
-    """The forward passes that Python computed."""
+    """Record the forward passes that Python computed."""
     assert compiled_operator.runs_on_gpu(mx.gpu(0))
     calls, forward = [], dispatch.forward
 
@@ -120,7 +120,7 @@ def test_every_kernel_that_is_asked_for(mx, rng, python_calls, text):
 
 
 def _chain(mx, kernels):
-    """Convolutions after one another, by kernels of these names, and their weights."""
+    """Return consecutive convolutions, by kernels of these names, and their weights."""
     symbol, weights = mx.sym.Variable("data"), {}
     for number, kernel in enumerate(kernels):
         symbol = ece408_op.Convolution(
@@ -131,7 +131,7 @@ def _chain(mx, kernels):
             no_bias=True,
             cuda_kernel=kernel,
         )
-        # Each filter takes one pixel of one channel, so that numbers stay small.
+        # Each filter copies one pixel of one channel, so that numbers stay small.
         weight = weights[f"c{number}_weight"] = np.zeros((6, 6, 3, 3), np.float32)
         for m in range(6):
             weight[m, (m + number) % 6, number % 3, m % 3] = m % 3 - 1 or 2
@@ -141,7 +141,7 @@ def _chain(mx, kernels):
 @pytest.mark.parametrize("simple", [False, True])
 @pytest.mark.parametrize("kernels", [(None,) * 4, (None, "2_constant_weights", None, None)])
 def test_layers_that_need_one_another(mx, rng, python_calls, simple, kernels):
-    """Also where Python computes one among those that are launched without it."""
+    """Also if Python computes one between others that are launched without it."""
     if simple and gpu_support.reason_against() is not None:
         pytest.skip("MXNet cannot fill the executor's arrays here")
     symbol, weights = _chain(mx, kernels)
@@ -272,7 +272,7 @@ except mx.MXNetError as error:
 
 
 def test_a_kernel_that_fails(run_python):
-    """It writes to no array at all: MXNet finds that where it waits for its stream."""
+    """It writes to no array: MXNet finds the error when it waits for its stream."""
     result = run_python(_FAILS)
     assert result.stdout.splitlines()[:1] == ["True"], result.stderr
 

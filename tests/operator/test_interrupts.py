@@ -1,4 +1,4 @@
-"""Ctrl-C while MXNet meets new shapes, and asks Python about them, arrives where it is of use."""
+"""Ctrl-C while MXNet calls Python about new shapes is raised in the main program."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ import re
 import pytest
 from cases import first
 
-# Counts what comes of TRIES interrupts, each at a random moment of a loop: they arrive, are lost,
-# or end the loop with something else.
+# Counts the outcomes of TRIES interrupts, each at a random moment of a loop: raised, lost, or
+# another error.
 PROGRAM = """
 import collections, itertools, json, os, random, signal, sys, threading, time
 import ece408_op, mxnet as mx, numpy as np
@@ -116,8 +116,8 @@ KINDS = ("imperative", "recorded", "hybridized", "hybridized_recorded", "executo
 OUTCOMES = {"default": "KeyboardInterrupt", "raises": "Stop", "notes": "handled"}
 
 
-# What Python says of an array of MXNet's whose constructor, Python as well, was interrupted before
-# it had its handle: MXNet's destructor takes that for granted.
+# Python's message about an array of MXNet's whose constructor was interrupted before it had a
+# handle, which MXNet's destructor requires.
 UNFINISHED = re.compile(
     r"Exception ignored in: <function NDArrayBase\.__del__ .*\n"
     r"Traceback \(most recent call last\):\n"

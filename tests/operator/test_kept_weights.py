@@ -1,4 +1,4 @@
-"""Weights that the compiled operator keeps packed from call to call: every change is noticed."""
+"""Packed weights that the compiled operator caches between calls: every change is noticed."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def make_net(mx, seed=1):
 
 
 def of_mxnet(mx, net, x):
-    """What MXNet's own convolutions make of x with the net's parameters."""
+    """Return the result of MXNet's own convolutions on x with the net's parameters."""
     plain = make_net(mx)
     for its, ours in zip(plain.collect_params().values(), net.collect_params().values()):
         its.set_data(ours.data())
@@ -90,7 +90,7 @@ def changes(mx, net, tmp_path):
         trainer.step(1)
 
     def again():
-        # Twice, so that arrays may come to lie where the first ones were.
+        # Twice, so that new arrays may reuse the addresses of the first ones.
         for _ in range(2):
             mx.random.seed(next(seeds))
             net.initialize(mx.init.Xavier(magnitude=2), force_reinit=True)
@@ -117,8 +117,8 @@ def test_changes_of_a_block_are_noticed(mx, x, flags, tmp_path):
 @pytest.mark.parametrize("flags", FLAGS)
 @pytest.mark.parametrize("moves", [False, True])
 def test_weights_made_anew_are_noticed(mx, x, flags, moves):
-    """MXNet gives new weights memory when it writes them, which the former ones may have left by
-    then. Those leave theirs as well when MXNet's own convolution puts them into another layout."""
+    """MXNet allocates memory for new weights when it writes them, possibly that of freed ones.
+    Memory is also freed when MXNet's own convolution converts weights to another layout."""
     net = mx.gluon.nn.HybridSequential()
     net.add(mx.gluon.nn.Conv2D(96, 5, in_channels=8, use_bias=False))
     ece408_op.swap(net)
@@ -142,13 +142,13 @@ def _convolution(x, w, **more):
 
 
 def _expected(mx, x, w):
-    # Of a copy: MXNet may put these weights into a layout of its own.
+    # Of a copy: MXNet may convert these weights to a layout of its own.
     return mx.nd.Convolution(x, w.copy(), kernel=(1, 1), num_filter=16, no_bias=True).asnumpy()
 
 
 @pytest.fixture
 def block(mx):
-    """A hybridized block without parameters: its weights are inputs."""
+    """Return a hybridized block without parameters: its weights are inputs."""
 
     class Block(mx.gluon.HybridBlock):
         def hybrid_forward(self, F, x, w):
@@ -159,7 +159,8 @@ def block(mx):
 
 @pytest.mark.parametrize("flags", FLAGS)
 def test_other_weights_in_their_place_are_noticed(mx, x, rng, block, flags):
-    """Each array is gone when the next one is made, in its place and with as many writes."""
+    """Each array is freed when the next one is made, at the same address and with as many
+    writes."""
     block.hybridize(**flags)
     addresses, again = set(), 0
     for _ in range(500):
@@ -176,7 +177,7 @@ def test_other_weights_in_their_place_are_noticed(mx, x, rng, block, flags):
 
 @pytest.mark.parametrize("flags", FLAGS)
 def test_weights_after_training_with_others_are_noticed(mx, x, rng, block, flags):
-    """What is trained in between is another graph, and may let go of other arrays."""
+    """Training in between uses another graph, and may free other arrays."""
     block.hybridize(**flags)
     last, again = None, 0
     for _ in range(20):
@@ -190,7 +191,7 @@ def test_weights_after_training_with_others_are_noticed(mx, x, rng, block, flags
             block(x, other).wait_to_read()
         del w, other
         mx.nd.waitall()
-    assert again == 0  # the last one is still held
+    assert again == 0  # the last one is still referenced
 
 
 @pytest.mark.parametrize("flags", FLAGS)
@@ -239,7 +240,7 @@ def test_executors_of_one_graph_have_weights_of_their_own(mx, x, rng):
 
 
 def test_weights_are_packed_once(mx, x, rng):
-    """What is written behind MXNet's back is not seen before it counts a write."""
+    """Writes without MXNet's knowledge are noticed when it next counts a write."""
     net = mx.gluon.nn.Conv2D(16, 1, in_channels=8)
     net.initialize(mx.init.Xavier())
     ece408_op.swap(net)

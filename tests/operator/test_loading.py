@@ -1,4 +1,4 @@
-"""How MXNet is imported."""
+"""Import of MXNet."""
 
 from __future__ import annotations
 

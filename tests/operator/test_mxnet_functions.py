@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-# A line for each function that MXNet makes of an operator: all that it has, but for addresses.
+# Prints a line for each function that MXNet makes of an operator: all its attributes, without
+# addresses.
 _FUNCTIONS = """
 import hashlib, inspect, sys, types
 {first}
@@ -45,7 +46,7 @@ _OURS = _FUNCTIONS.format(first="import ece408_op")
 
 @pytest.fixture(scope="module")
 def functions_in(run_python):
-    """What a process with this cache says of MXNet's functions."""
+    """Return a process's description of MXNet's functions with this cache."""
 
     def run(cache: Path, program: str = _OURS) -> str:
         result = run_python(program, ECE408_CACHE=str(cache))
@@ -57,14 +58,14 @@ def functions_in(run_python):
 
 @pytest.fixture(scope="module")
 def first(functions_in, tmp_path_factory):
-    """A cache that a process has written, and what that process said."""
+    """Return a cache that a process has written, and that process's output."""
     cache = tmp_path_factory.mktemp("first") / "cache"
     return cache, functions_in(cache)
 
 
 @pytest.fixture
 def functions(functions_in, first, tmp_path):
-    """What a process with a copy of that cache says."""
+    """Return the output of a process with a copy of that cache."""
     shutil.copytree(first[0], tmp_path / "cache")
     return functools.partial(functions_in, tmp_path / "cache")
 

@@ -1,4 +1,4 @@
-"""Networks under `gpu()` where MXNet has no code for the GPU; that itself is pretended."""
+"""Networks under `gpu()` if MXNet has no code for the GPU, which is simulated."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def test_checkpoints_and_symbols_are_refused_in_that_context(mx, tmp_path):
 @pytest.mark.usefixtures("_unfit")
 def test_nets_that_are_to_be_there_are_refused(mx):
     net = mx.gluon.nn.Conv2D(4, 3, use_bias=False)
-    ece408_op.swap(net)  # nowhere yet
+    ece408_op.swap(net)  # not on any device yet
     net.initialize(ctx=[mx.cpu(), mx.gpu()])
     with pytest.raises(NoUsableGpu, match=REFUSAL):
         ece408_op.swap(net)

@@ -1,4 +1,4 @@
-"""Two networks beside each other: the difference of their outputs, and their times."""
+"""Comparison of two networks: the difference of their outputs, and their times."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def test_other_shapes_are_refused(mx):
 
 @pytest.fixture
 def stored(net, mx, tmp_path):
-    """The prefix of a checkpoint of epoch 0, which takes images of 2x7x7."""
+    """Return the prefix of a checkpoint of epoch 0, whose images are 2x7x7."""
     net.hybridize()
     net(mx.nd.ones((1, 2, 7, 7)))
     net.export(str(tmp_path / "net"))

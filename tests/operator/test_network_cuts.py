@@ -1,4 +1,5 @@
-"""Which parts of networks go to the GPU, in the emulator, and what stays on the CPU."""
+"""Partition of networks: the parts that run on the GPU, in the emulator, and those left to the
+CPU."""
 
 from __future__ import annotations
 
@@ -49,7 +50,7 @@ def _graph(mx, net):
 
 
 def test_a_way_round_an_unsupported_operator(mx, x):
-    """A part must not need what needs the part."""
+    """A part must not depend on itself through other nodes."""
     sym = mx.sym
     first = sym.Convolution(sym.Variable("data"), kernel=(1, 1), num_filter=2, name="c1")
     symbol = sym.Group([sym.Convolution(first + sym.sort(first), kernel=(1, 1), num_filter=3,
@@ -127,7 +128,7 @@ def test_another_number_of_inputs_is_refused(mx, x):
 
 
 def test_parameters_that_the_cpu_reads_stay_there(mx):
-    """An LSTM's are joined on the CPU, which reads them."""
+    """An LSTM's parameters are concatenated on the CPU, which reads them."""
     gluon = mx.gluon
 
     class Net(gluon.HybridBlock):
@@ -152,7 +153,7 @@ def test_parameters_that_the_cpu_reads_stay_there(mx):
 
 
 def test_a_graph_of_many_parts_is_cut_in_one_pass(mx, monkeypatch):
-    """Each node is looked at as often, whatever the number of parts."""
+    """Each node is visited equally often, whatever the number of parts."""
     calls = []
     made = partition.parts.part
     monkeypatch.setattr(partition.parts, "moved_into_parts", raising(AssertionError("whole graph")))
@@ -223,11 +224,12 @@ def test_types_that_do_not_go_there(mx, x, capsys):
     assert "it has arrays of float64" in capsys.readouterr().err
 
 
-# --- cut again for the arrays of a call
+# --- partitioned again for the arrays of a call
 
 
 def _with_a_refused_node(mx):
-    """The mean over axes of float32 goes; integers are refused, which attributes do not tell."""
+    """Append a mean over axes: float32 is supported, integers are not; attributes do not tell the
+    dtype."""
     sym = mx.sym
     first = sym.Convolution(sym.Variable("data"), kernel=(1, 1), num_filter=4, name="c")
     places = sym.argmax(first, axis=1, name="places")
@@ -285,11 +287,11 @@ def test_a_cached_op_of_a_graph_cut_without_shapes(mx):
         expect(ours, plain)
 
 
-# --- what only has a shape
+# --- inputs of which only the shape is read
 
 
 def test_operators_that_ask_for_shapes(mx, x):
-    """They are computed, without their second inputs crossing the bus."""
+    """They are computed without a transfer of their second inputs."""
     sym = mx.sym
     c = sym.Convolution(sym.Variable("data"), kernel=(3, 3), num_filter=6, name="c", pad=(1, 1))
     half = sym.Pooling(c, kernel=(2, 2), stride=(2, 2), pool_type="max")
@@ -323,7 +325,7 @@ def test_an_array_of_which_the_cpu_needs_the_shape_stays_on_the_gpu(mx, x):
     expected = symbol.bind(mx.cpu(), {"data": x, **parameters}).forward()
     for each, its in zip(found, expected):
         expect(each, its)
-    # Other readers need its elements.
+    # Other nodes read its elements.
     for more, pixels in ((symbol, 1), (sym.Group([symbol, sym.sort(c, axis=1)]), 37)):
         read = 4 * SHAPE[0] * 4 * pixels
         report = ece408_op.gpu_report(more, data=SHAPE)
@@ -333,18 +335,18 @@ def test_an_array_of_which_the_cpu_needs_the_shape_stays_on_the_gpu(mx, x):
         expect(each, its)
 
 
-# --- halves
+# --- float16
 
 
 def _as_halves(mx, net, x):
-    """What a net whose parameters are of float16 gives, computed in float32."""
+    """Return the results of a float16 net, computed in float32."""
     net.cast("float16")
     net.cast("float32")
     return net(x.astype("float16").astype("float32"))
 
 
 def test_a_net_of_float16(mx, x):
-    """The CPU has no such layers; on the GPU all but the net's borders is float32."""
+    """The CPU has no such layers; on the GPU all but the net's inputs and outputs is float32."""
     expected = _as_halves(mx, make_net(mx), x).asnumpy()
     net = make_net(mx)
     net.cast("float16")
@@ -360,7 +362,7 @@ def test_a_net_of_float16(mx, x):
     for each in found:
         assert each.dtype == np.float16
         np.testing.assert_allclose(each.asnumpy(), expected, rtol=1e-3, atol=1e-5)
-    # One more batch, in which images have no multiple of four elements.
+    # Another batch, in which images have no multiple of four elements.
     other = mx.nd.array(np.ones((3, *SHAPE[1:])), dtype="float16")
     np.testing.assert_allclose(network(other).asnumpy()[0], network(other).asnumpy()[2])
 

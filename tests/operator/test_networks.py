@@ -1,4 +1,4 @@
-"""Whole networks on the GPU, in the emulator, beside what MXNet computes of them on the CPU."""
+"""Whole networks on the GPU, in the emulator, compared with MXNet's results on the CPU."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def answers(mx, module, x):
     return module.get_outputs()[0]
 
 
-# --- the ways in
+# --- entry points
 
 
 @pytest.mark.parametrize("swapped", [False, True])
@@ -82,7 +82,7 @@ def test_to_gpu_leaves_the_net_as_it_is(mx, x, middle):
 
 def test_a_block_that_rearranges_its_arguments(mx, x):
     class Scaled(mx.gluon.HybridBlock):
-        """Leaves out an argument that stands between two others, as models of BERT do."""
+        """A block that omits an argument between two others, as models of BERT do."""
 
         def __init__(self):
             super().__init__()
@@ -196,7 +196,7 @@ def test_other_models_are_refused(mx):
 
 
 def _changes(mx, net, tmp_path):
-    """Ways of changing a net's parameters: each changes the weight of its first layer."""
+    """Yield ways of changing a net's parameters: each changes the weight of its first layer."""
     weight = net[0].weight
 
     def train():
@@ -269,7 +269,7 @@ def test_arrays_put_in_place_of_others_are_noticed(mx, x):
 
 
 def test_what_has_not_changed_is_not_sent_again(mx, x, monkeypatch):
-    """Also where MXNet's own convolution has put weights into a layout of its own."""
+    """Also if MXNet's own convolution has converted weights to a layout of its own."""
     versions = []
     compute = networks.Opened.compute
 
@@ -294,11 +294,11 @@ def _hybridized(net):
 
 
 def test_weights_are_read_where_they_are(mx, monkeypatch):
-    """Rather than from the copies that MXNet makes for a call, of weights that its convolution has
-    put into a layout of its own: those are gone when the call ends."""
+    """MXNet copies weights that its convolution has converted for the duration of a call; such
+    copies are not used."""
     nn = mx.gluon.nn
     net = nn.HybridSequential()
-    # oneDNN has layouts of its own from 16 channels on.
+    # oneDNN uses its own layouts from 16 channels on.
     net.add(nn.Conv2D(16, 3, in_channels=16), nn.Conv2D(16, 3, in_channels=16))
     net.initialize(mx.init.Xavier(magnitude=3))
     net.hybridize()
@@ -344,7 +344,7 @@ def test_weights_are_read_when_they_are_written(mx, x, way, monkeypatch):
 
 
 def late_copy(mx, array, event):
-    """A copy of an array, made as soon as the event is set."""
+    """Return a copy of an array, made as soon as the event is set."""
 
     class Late(mx.operator.CustomOp):
         def forward(self, is_train, req, in_data, out_data, aux):
@@ -402,7 +402,7 @@ def test_several_outputs(mx, x):
     second = sym.Activation(first, act_type="relu", name="r1")
     symbol = sym.Group([second, first, sym.FullyConnected(second, num_hidden=3, name="fc"), first])
     parameters = parameters_of(mx, symbol)
-    # MXNet's executors give an inner output that is one of several as relu leaves it.
+    # MXNet's executors return an inner output among several after relu.
     y = mx.nd.Convolution(
         x, parameters["c1_weight"], parameters["c1_bias"], kernel=(3, 3), num_filter=4
     )
@@ -433,7 +433,7 @@ def test_hundreds_of_calls_leave_nothing_behind(mx, x, monkeypatch):
     network = ece408_op.to_gpu(make_net(mx))
     net(x).wait_to_read()
     network(x)
-    # What is computed is not the subject here.
+    # The results do not matter here.
     monkeypatch.setattr("ece408_op.backends.network.Network.compute", lambda *_: None)
 
     def call(times):
@@ -488,7 +488,7 @@ def test_on_the_gpu(mx, x):
 @pytest.mark.gpu
 @pytest.mark.alone
 def test_a_thousand_calls_on_the_gpu_leave_nothing_behind(mx, x):
-    """In one chunk, and in several whose first steps are done while images arrive."""
+    """In one chunk, and in several whose first steps run while images arrive."""
     from ece408_op.backends.cuda.runtime import device
 
     def taken():

@@ -23,7 +23,7 @@ def _native(mx, **attributes):
 
 
 def _bind(mx, symbol, rng, grad_req, **shapes):
-    """An executor whose arguments hold small whole numbers, the same for the same `rng`."""
+    """Return an executor whose arguments hold small whole numbers, reproducible by `rng`."""
     executor = symbol.simple_bind(mx.cpu(), grad_req=grad_req, **shapes)
     for array in [*executor.arg_arrays, *[g for g in executor.grad_arrays if g is not None]]:
         array[:] = rng.integers(-3, 4, array.shape)
@@ -53,7 +53,7 @@ def test_is_registered_when_mxnet_was_imported_before_the_package(run_python):
 
 @pytest.mark.parametrize("no_bias", [True, False])
 def test_forward_and_gradients_equal_mxnets(mx, no_bias):
-    """Exactly, on whole numbers, through an executor, overwriting and adding gradients."""
+    """Exactly, on whole numbers, through an executor, with gradients written and added."""
     for grad_req in ("write", "add"):
         outputs = []
         for symbol in (_custom(mx, no_bias=no_bias), _native(mx, no_bias=no_bias)):
@@ -154,7 +154,7 @@ def test_a_wrong_attribute_ends_in_an_error_not_in_a_crash(run_python):
 
 
 def test_no_attribute_whatever_crashes(run_python):
-    """Not even one that Python's own parser gives up on."""
+    """Not even one that crashes Python's own parser."""
     code = (
         "from ece408_op.operator.python_operator import ConvolutionProp\n"
         "for kernel in ('(' * 100000, '\\0', 'None', '(3, 3) * 2', '-', '9' * 5000):\n"

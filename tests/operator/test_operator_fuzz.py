@@ -1,4 +1,4 @@
-"""Random chains of operators on the GPU, in the emulator, compute what MXNet does on the CPU."""
+"""Random chains of operators on the GPU, in the emulator, compared with MXNet on the CPU."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What happens in MXNet's parameter server when a program goes wrong: the job ends."""
+"""Errors in MXNet's parameter server: the job ends."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ def _run(workers: int, code: str) -> subprocess.CompletedProcess:
 
 
 def test_a_worker_that_fails_ends_though_others_wait_for_it():
-    """MXNet would have it wait for all when Python ends, and here the other waits for its push."""
+    """MXNet would make it wait for all when Python ends, while the other worker waits for its
+    push."""
     result = _run(
         2,
         """if True:
@@ -46,7 +47,7 @@ def test_a_worker_that_fails_ends_though_others_wait_for_it():
     ],
 )
 def test_an_optimizer_that_fails_in_a_server_ends_the_job(optimizer, why):
-    """MXNet would go on with wrong weights."""
+    """MXNet would continue with wrong weights."""
     result = _run(
         1,
         f"""if True:

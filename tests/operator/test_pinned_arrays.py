@@ -1,4 +1,4 @@
-"""Arrays in page-locked memory, of a driver that locks nothing, and a backend that lends it."""
+"""Page-locked arrays, with a driver that locks nothing, and a backend that allocates them."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ OURS = {"kernel": (3, 3), "num_filter": 30, "no_bias": True, "backend": "lending
 
 
 class Lending(CpuBackend):
-    """Has page-locked memory for its results."""
+    """A backend with page-locked memory for its results."""
 
     name = "lending"
 
@@ -92,7 +92,7 @@ def test_memory_is_used_again_when_nobody_has_its_array(mx, pool, arrays):
 
 
 def test_what_still_reads_an_array_keeps_its_memory(mx, pool, arrays):
-    """MXNet computes later: the array may be gone by then for Python."""
+    """MXNet computes later: Python may have deleted the array by then."""
     x, w = arrays
     ece408_op.Convolution(x, w, **OURS)
     sums = []
@@ -104,7 +104,7 @@ def test_what_still_reads_an_array_keeps_its_memory(mx, pool, arrays):
 
 
 def test_others_may_write_to_a_result(mx, pool, arrays):
-    """MXNet's oneDNN writes a convolution of 30 filters in a layout with room for 32."""
+    """MXNet's oneDNN writes a convolution of 30 filters in a layout padded to 32."""
     x, w = arrays
     ece408_op.Convolution(x, w, **OURS)
     y = ece408_op.Convolution(x, w, **OURS)
@@ -117,7 +117,7 @@ def test_others_may_write_to_a_result(mx, pool, arrays):
 
 
 def test_a_result_is_a_nets_weight_like_any_other(mx, pool, arrays):
-    """MXNet's inference puts weights in a layout of oneDNN's."""
+    """MXNet's inference converts weights to a layout of oneDNN's."""
     x, w = arrays
     ece408_op.Convolution(x, w, **OURS)
     weights = ece408_op.Convolution(x, w, **OURS).reshape((20 * 64, 30, 8, 8))
@@ -203,7 +203,7 @@ def test_a_gpu_that_is_not_there_locks_nothing(mx):
 
 
 def test_weights_are_kept_beside_page_locked_arrays(mx, pool, arrays, monkeypatch):
-    """Nobody but MXNet and this package writes to them, so MXNet's counts of writes hold."""
+    """Only MXNet and this package write to them, so MXNet's counts of writes are valid."""
 
     from ece408_op.operator import native_handles
 
@@ -251,10 +251,10 @@ OPERATORS = {
 
 @pytest.mark.parametrize("name", first(4, OPERATORS))
 def test_operators_of_mxnet_take_such_an_array_like_any_other(mx, pool, arrays, rng, name):
-    """And its gradient; once more after oneDNN may have put the array into a layout of its own."""
+    """And its gradient; again after oneDNN may have converted the array to a layout of its own."""
     ece408_op.Convolution(*arrays, **OURS)
     lent = ece408_op.Convolution(*arrays, **OURS)
-    # Of numbers that are alike any one may be the largest.
+    # Any of equal numbers may be the maximum.
     lent[:] = plain = mx.nd.array(rng.standard_normal(lent.shape))
     assert _is_lent(pool, lent)
     for _ in range(2):
@@ -301,6 +301,6 @@ builtins.held = held, shared, [mx.nd.sin(2 * each) for each in held]
 
 
 def test_a_program_ends_while_it_has_such_arrays(run_python):
-    """MXNet lets go of them after Python has ended."""
+    """MXNet frees them after Python has ended."""
     ended = run_python(HELD, PYTHONPATH=str(Path(fake_gpu.__file__).parent))
     assert (ended.returncode, ended.stderr) == (0, "")

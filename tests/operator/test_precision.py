@@ -62,7 +62,7 @@ def test_permission_is_made_use_of_where_it_pays():
     problem = SHAPES["fa19_2"]
     assert catalog.default(problem, "forward", (9, 0), "tf32").precision == "tf32"
     assert catalog.default(problem, "forward", (9, 0), "float16").precision != "float32"
-    # There is nothing to gain.
+    # Lower precision is not faster here.
     assert catalog.default(problem, "forward", (7, 5), "tf32").float32_accurate
     assert catalog.default(problem, "backward_data", (9, 0), "float16").precision == "tf32"
     assert catalog.default(problem, "backward_data", (8, 0), "float16").float32_accurate
@@ -186,7 +186,7 @@ STRICT = [
 
 
 def _wide(rng, shape):
-    """Numbers whose magnitudes go over 12 decades."""
+    """Return numbers whose magnitudes span 12 decades."""
     return (rng.choice([-1, 1], shape) * 10 ** rng.uniform(-6, 6, shape)).astype(np.float32)
 
 
@@ -195,14 +195,14 @@ def _positive(rng, shape):
 
 
 def _lonely(rng, shape):
-    """One number 10^9 larger than the others."""
+    """Return numbers, one of them 10^9 larger than the others."""
     array = rng.standard_normal(shape).astype(np.float32)
     array.ravel()[array.size // 2] = 1e9
     return array
 
 
 def _every_direction(mx, problem, arrays, **own):
-    """y, dx, dw and dbias by the operator."""
+    """Compute y, dx, dw and dbias by the operator."""
     given = [mx.nd.array(array) for array in arrays]
     for array in given:
         array.attach_grad()
@@ -259,7 +259,7 @@ def test_strict_runs_without_python_too_and_a_change_is_noticed(mx, rng, monkeyp
     given = x.asnumpy(), w.asnumpy()
     terms = oracle.forward(problem, *map(np.abs, given))
     errors = [np.max(np.abs(y - oracle.forward(problem, *given)) / terms) for y in found]
-    # Winograd's sums have larger pixels in them than an element's own.
+    # Winograd's sums include larger pixels than an element's own.
     assert errors[0] == errors[2] > 1e-6 > 1e-7 > errors[1]
 
 
@@ -311,7 +311,8 @@ ERRORS = {"strict": (0, 1e-7), "float32": (0, 1e-6), "tf32": (1e-6, 1e-3), "floa
 @pytest.mark.parametrize("images", [64, 1000])
 @pytest.mark.parametrize("name", PRECISIONS)
 def test_errors_on_a_gpu_are_those_of_the_precision(mx, rng, name, images):
-    # It goes there in chunks; what is best for one of 8 images may be more exact than permitted.
+    # Calls are chunked; the fastest kernel for a chunk of 8 images may be more exact than
+    # permitted.
     x = rng.standard_normal((images, 12, 33, 33)).astype(np.float32)
     w = rng.standard_normal((24, 12, 5, 5)).astype(np.float32)
     own = {"kernel": (5, 5), "num_filter": 24, "no_bias": True}

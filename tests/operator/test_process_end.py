@@ -1,4 +1,5 @@
-"""Programs that end while MXNet still computes with our operator: at once, and as they say."""
+"""Programs that end while MXNet still computes with our operator: promptly, with their exit
+code."""
 
 from __future__ import annotations
 
@@ -64,7 +65,7 @@ def end(code=0):
     sys.exit(code)
 """
 
-# By kind: the rest of a program, which ends with `end`, and its exit code.
+# By kind: the rest of a program, which calls `end`, and its exit code.
 PROGRAMS = {
     "forward": ("for _ in range(30): convolve('reference')\nend()", 0),
     "compiled": ("for _ in range(300): convolve()\nend()", 0),
@@ -138,7 +139,8 @@ def _start(kind):
 
 
 def _seconds_to_end(process):
-    """From what the program says is its end to that of its process; within a minute."""
+    """Return the seconds from the program's last line to the end of its process, within a
+    minute."""
     said = float(process.stdout.readline())
     try:
         process.wait(60)

@@ -19,7 +19,7 @@ REQUESTS = ("write", "add", "null")
 
 @dataclass(frozen=True)
 class Case:
-    """A problem, in one dimension if its height is left out, and what to do with gradients."""
+    """A problem, one-dimensional if it has no height, and the requests for gradients."""
 
     problem: ConvProblem
     one_dimensional: bool
@@ -74,7 +74,8 @@ def cases(draw):
 
 
 def _run(mx, symbol, case, arrays, dy):
-    """Output and gradients through an executor, gradients starting from what they add to."""
+    """Return output and gradients through an executor; gradients start from the values they add
+    to."""
     names = symbol.list_arguments()
     grad_req = dict(zip(names, case.requests))
     executor = symbol.simple_bind(
@@ -94,7 +95,8 @@ def _run(mx, symbol, case, arrays, dy):
 
 
 def _native_does_not_add(case):
-    """MXNet 1.9.1 overwrites the gradient for data of a float64 1x1 convolution it is to add to."""
+    """MXNet 1.9.1 overwrites the gradient for data of a float64 1x1 convolution instead of
+    adding."""
     plain = (case.problem.kernel, case.problem.stride, case.problem.pad) == ((1, 1), (1, 1), (0, 0))
     return plain and case.problem.dtype == "float64" and case.requests[0] == "add"
 

@@ -1,4 +1,4 @@
-"""The operator over many calls, on many threads, and across forks."""
+"""The operator in many calls, on many threads, and across forks."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ TOO_LARGE = ConvAttributes((9, 9), 4, no_bias=True)
 
 
 def _status(name):
-    """A number from /proc/self/status: VmRSS in KiB, or Threads."""
+    """Return a number from /proc/self/status: VmRSS in KiB, or Threads."""
     with open("/proc/self/status") as file:
         return next(int(line.split()[1]) for line in file if line.startswith(f"{name}:"))
 
 
 @pytest.mark.slow
 def test_ten_thousand_calls_without_growth(mx):
-    # What once went wrong must not be kept, either.
+    # Failed calls must not leak, either.
     symbol = ece408_op.Convolution(mx.sym.Variable("x"), **{**ATTRIBUTES, "kernel": (9, 9)})
     for _ in range(10):
         with pytest.raises(InvalidProblem), errors.surfaced():
@@ -44,10 +44,10 @@ def test_ten_thousand_calls_without_growth(mx):
         for _ in range(times):
             ece408_op.Convolution(x, w, **ATTRIBUTES).wait_to_read()
 
-    # MXNet's own Convolution, too, takes some megabytes more during its first thousands of calls.
+    # MXNet's own Convolution also grows by some megabytes during its first thousands of calls.
     call(5000)
     threads, grown = _status("Threads"), []
-    # What leaks does so each time; the allocator may take some more once.
+    # A leak grows each time; the allocator may grow once more.
     for _ in range(3):
         memory = _status("VmRSS")
         call(10000)
@@ -143,7 +143,7 @@ def test_forks_while_an_operator_is_in_flight(run_python, code):
 
 
 def test_threads_that_use_one_symbol_take_turns(mx, monkeypatch):
-    """MXNet keeps what a node's operator in Python says in one place."""
+    """MXNet stores the output shapes of a Python operator's node in one place."""
     inside, together = [], []
     infer_shape = ConvolutionProp.infer_shape
 

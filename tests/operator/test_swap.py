@@ -15,7 +15,7 @@ SHAPE = (2, 3, 20, 20)
 
 @pytest.fixture
 def symbol(mx):
-    """A stock network with every kind of convolution that a Symbol can hold."""
+    """Return a stock network with every kind of convolution that a Symbol supports."""
     sym = mx.sym
     with mx.name.NameManager(), mx.AttrScope(ctx_group="dev1"):
         net = sym.Convolution(sym.Variable("data"), kernel=(3, 3), num_filter=16, name="plain")
@@ -117,7 +117,7 @@ def test_gradients_through_a_swapped_symbol(mx, rng):
 
 @pytest.fixture
 def make_net(mx):
-    """A Gluon net with a layer that cannot be swapped, weights that are whole numbers."""
+    """Return a Gluon net with a layer that cannot be swapped, and whole-numbered weights."""
     nn = mx.gluon.nn
 
     def make():
@@ -209,7 +209,7 @@ def test_parameter_files_stay_those_of_gluon(mx, rng, make_net, tmp_path):
 
 @pytest.fixture
 def stored(mx, rng, tmp_path):
-    """A checkpoint of a stock network on disk: its prefix, an input and the answer."""
+    """Save a checkpoint of a stock network; return its prefix, an input and the answer."""
     net = mx.sym.Convolution(mx.sym.Variable("data"), kernel=(3, 3), num_filter=4, name="first")
     net = mx.sym.Convolution(net, kernel=(3, 3), num_filter=4, pad=(1, 1), name="second")
     params = _random_parameters(mx, rng, net, SHAPE)

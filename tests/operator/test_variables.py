@@ -27,6 +27,6 @@ print([(name, before.get(name), value) for name, value in os.environ.items()
     ),
 )
 def test_no_variable_is_added_once_mxnet_may_compute(run_python, start, value):
-    """A new one may move the environment, which MXNet's threads read in every operator."""
+    """A new variable may move the environment, which MXNet's threads read in every operator."""
     result = run_python(f"import os\n{start}\n{BIND}")
     assert result.stdout == f"[('NNVM_EXEC_MATCH_RANGE', '{value}', '0')]\n", result.stderr

@@ -26,7 +26,7 @@ with open(sys.argv[1]) as file:
 
 
 def test_nothing_is_recorded_after_a_failure(run_python, tmp_path):
-    # MXNet keeps what it records in memory, 17 KiB for a call of a small convolution.
+    # MXNet's profiler records in memory, 17 KiB per call of a small convolution.
     code = AFTER_A_FAILURE.replace("sys.argv[1]", repr(str(tmp_path / "operators.json")))
     result = run_python(code)
     assert (result.stdout, result.stderr) == ("{'_zeros'}\n", "")

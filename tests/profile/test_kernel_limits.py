@@ -1,4 +1,4 @@
-"""The GPU's counters become one sentence on what limits a kernel."""
+"""One sentence on a kernel's limit, from the GPU's counters."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ SENTENCES = (
 
 
 def _row(name="conv(float *, const float *)", **changes):
-    """A launch as ncu writes it."""
+    """Return a launch in ncu's format."""
     figures = {**PLAIN, **changes}
     metrics = {metric: f"{figures[key]:,}" for key, metric in kernel_limits._METRICS.items()}
     return {"Kernel Name": name, **metrics}

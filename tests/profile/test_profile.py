@@ -1,4 +1,4 @@
-"""Profiles: what is recorded, its tables in nvprof's columns, its files."""
+"""Profiles: their records, tables in nvprof's columns, and files."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def test_a_table_has_nvprofs_columns_and_order(recorded):
         shares = [float(row.split("%")[0]) for row in rows]
         assert shares == sorted(shares, reverse=True)
         assert sum(shares) == pytest.approx(100, abs=0.01 * len(shares))
-        # Numbers end below their titles, names begin below theirs.
+        # Numbers are right-aligned to their titles, names left-aligned.
         for end in (7, 17, 27, 37, 47, 57):
             assert all(row[end - 1] != " " and row[end] == " " for row in [header, *rows])
         assert all(row[57:59] == "  " and row[59] != " " for row in [header, *rows])
@@ -157,7 +157,7 @@ def test_a_trace_has_every_activity_on_its_track(recorded):
 
 
 def test_activities_of_one_track_follow_or_enclose_each_other(recorded):
-    """Perfetto drops what merely overlaps."""
+    """Perfetto drops activities that overlap partially."""
     by_track = {}
     for each in activities.in_order(recorded.activities):
         open_ones = by_track.setdefault(each.track, [])
@@ -204,7 +204,7 @@ def test_figures_of_a_kernel():
     assert figure.gflops == pytest.approx(6_000_000_000 / 0.003 / 1e6)
     assert figure.gbs == pytest.approx(4_000_000 / 0.003 / 1e6)
     assert figure.memory_floor_ms == pytest.approx(0.001)
-    # Three TF32 products are faster than one multiply-add here.
+    # Three TF32 products are faster than one multiply-add on this GPU.
     assert figure.compute_floor_ms == pytest.approx(6_000_000_000 * 3 / 400_000 / 1e6)
     assert figure.floor_share == pytest.approx(0.045 / 0.003)
     (function,) = figure.functions
@@ -226,7 +226,7 @@ def test_figures_name_the_kernel_as_the_log_does():
     ("threads", "registers", "shared", "expected"),
     [
         (256, 32, 0, 1.0),
-        (256, 33, 0, 0.75),  # 40 registers a warp's thread: 12 warps from each quarter
+        (256, 33, 0, 0.75),  # 40 registers per thread: 12 warps in each quarter of a multiprocessor
         (1024, 64, 0, 0.5),
         (128, 255, 0, 0.125),
         (256, 32, 100 * 1024, 0.25),
@@ -323,7 +323,7 @@ def test_c_plus_plus_names_are_those_of_the_source():
 
 
 class FakeCupti(types.ModuleType):
-    """Stands in for `cupti.cupti`: hands over `records` when it is flushed."""
+    """A fake `cupti.cupti`: delivers `records` when it is flushed."""
 
     KINDS = ("CONCURRENT_KERNEL", "MEMCPY", "MEMCPY2", "MEMSET", "DRIVER", "RUNTIME")
 
@@ -522,7 +522,7 @@ def test_any_script_is_profiled(run_ece408, script, tmp_path):
     assert {a.kind for a in found.activities} == {"operator", "op_call"}
     (call,) = found.of_kinds("op_call")
     assert call.details["problem"] == "b2,c1,h9,w9,m3,k5x5"
-    # Both clocks are the system's: the call lies within the program.
+    # Both clocks are the system's: the call is within the program.
     assert 0 < call.start_ns < call.end_ns < 1e9 * found.elapsed_s
     assert json.loads((tmp_path / "t.json").read_text())["traceEvents"]
 
@@ -599,7 +599,7 @@ def test_a_milestones_own_output_stays_as_it_is(run_ece408, fashion_mnist, tmp_p
     assert len(within.stdout.split("\n\nProfile of m2.1 20: ")[0].splitlines()) == len(course)
     assert "Profile of" not in within.stderr
     names = [row.name for s in tables.sections(activities.read(file)) for row in s.rows]
-    # Ours are there once, by layer and kernel.
+    # Our operators appear once, by layer and kernel.
     assert "ece408_convolution" not in names
     assert any(name.startswith("conv1 forward by cpu ") for name in names)
     assert any(name.startswith("conv2 forward by cpu ") for name in names)
@@ -644,7 +644,7 @@ def test_a_milestone_on_the_gpu(run_ece408, fashion_mnist, tmp_path):
     for kernel in kernels:
         assert any(c.start_ns < kernel.start_ns and kernel.end_ns < c.end_ns for c in calls)
     copies = [each for each in found.of_kinds("memcpy") if "layer" in each.details]
-    # Inputs and weights go in, outputs come out; chunks may copy weights more than once.
+    # Inputs and weights are copied in, outputs out; chunks may copy weights several times.
     expected = 4 * 50 * (70 * 70 + 12 * 33 * 33)
     assert sum(c.details["bytes"] for c in copies if c.name.endswith("HtoD]")) >= expected
     assert sum(c.details["bytes"] for c in copies if c.name.endswith("DtoH]")) == 4 * 50 * (

@@ -10,7 +10,7 @@ from ece408_op.report import figures, make, overview, plan, timeline
 
 @pytest.fixture
 def drawing_player(monkeypatch):
-    """A `Player` without a GPU; the report's programs are run by it."""
+    """Run the report's programs by a `Player` without a GPU."""
     played = Player()
     monkeypatch.setattr(comparison, "prepare_data", lambda jobs: None)
     monkeypatch.setattr(make, "run_process", played)
@@ -19,7 +19,7 @@ def drawing_player(monkeypatch):
 
 @pytest.fixture
 def player(drawing_player, monkeypatch):
-    """The same, without the time that drawing takes."""
+    """The same, without drawing, which takes time."""
     for module in (timeline, overview):
         monkeypatch.setattr(module, "draw", lambda *of: "<svg/>")
     for name in ("ladder_dots", "roofline"):

@@ -1,4 +1,4 @@
-"""The CPU kernels' times in a report, in a process of their own."""
+"""Times of the CPU kernels in a report, from a separate process."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ece408_op.report import ladder
 
 @pytest.fixture
 def measure(tmp_path):
-    """Runs the program with a Python that has a played PyTorch."""
+    """Run the program with a Python that has a fake PyTorch."""
     (tmp_path / "torch.py").write_text(TORCH)
 
     def run(peer):

@@ -1,4 +1,4 @@
-"""The CUDA kernels' times in a report, their GPU played, and once on a real one."""
+"""Times of the CUDA kernels in a report, on a fake GPU, and once on a real one."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ LAYERS = ladder.problems(TERMS["2019fa"], 4)
 
 
 class PlayedBench:
-    """Times kernels by their number, in ms; two of them cannot be timed."""
+    """Times kernels by their number, in ms; two of them fail."""
 
     def __init__(self, gpu, problem):
         self.gpu, self.problem = gpu, problem
@@ -77,7 +77,7 @@ def test_what_has_no_time_is_noted(h200):
 def test_steps_and_floors(h200):
     found = gpu_ladder.measure(LAYERS, None)
     assert found.peers == ()
-    assert found.gflops == {"float32": 60000.0}  # and no rate of tensor cores that are not there
+    assert found.gflops == {"float32": 60000.0}  # and no rate of missing tensor cores
     floors = {name: max(p.flops / 60000, p.bytes / 4000) / 1e6 for name, p in LAYERS.items()}
     assert found.floors_ms == pytest.approx(floors)
     exact = {step.name: step.accurate for step in found.steps}

@@ -1,4 +1,4 @@
-"""A report has a section on versions of a kernel of the user's own."""
+"""A report's section on versions of a user's kernel."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def folder(tmp_path):
 
 @pytest.fixture
 def report(player, options, tmp_path, folder):
-    """Makes a report of the versions; returns its Markdown."""
+    """Make a report of the versions; return its Markdown."""
     layers = played_ladder("cpu").layers
 
     def timed():

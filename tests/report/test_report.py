@@ -1,6 +1,7 @@
-"""`ece408 report`: its programs are played, save for one real run, which is slow.
+"""`ece408 report`: its programs are simulated, except for one real run, which is slow.
 
-test_cpu_ladder.py runs the program that times kernels, course/test_comparison.py the milestones."""
+test_cpu_ladder.py runs the program that times kernels, course/test_comparison.py the milestones.
+"""
 
 from __future__ import annotations
 
@@ -23,14 +24,14 @@ from ece408_op.report import ladder, make, plan
 
 
 def _section(text, title):
-    """What is below a heading of the second level, up to the next one."""
+    """Return the text below a heading of the second level."""
     parts = re.split(r"^## ", text, flags=re.M)
     return next(part for part in parts if part.startswith(title))
 
 
 @pytest.fixture
 def report(player, options, tmp_path):
-    """Makes a report; returns its Markdown."""
+    """Make a report; return its Markdown."""
 
     def made():
         make.make(options, tmp_path)
@@ -40,7 +41,7 @@ def report(player, options, tmp_path):
 
 
 def _programs(player):
-    """What was asked for, one after the other."""
+    """Return the requested programs, in order."""
     return [this_python.parts(command)[1][0] for command in player.commands]
 
 
@@ -79,7 +80,7 @@ def test_repeats_give_medians_and_quartiles(player, tmp_path):
     assert "medians of 5 runs, with the quartiles in brackets" in _section(text, "Results")
     assert "single run;" not in _section(text, "Results")
     timed = [each for each in _programs(player) if each in ("m1.1", "m2.1", "m3.1")]
-    # In rounds; what cannot run is asked once.
+    # Interleaved; programs that cannot run are tried once.
     assert timed == ["m1.1", "m2.1", "m3.1", *4 * ["m1.1", "m2.1"]]
 
 
@@ -142,7 +143,7 @@ def test_what_cannot_run_is_said_in_place(report, player):
     assert text.count(NO_DRIVER) == 1
     assert "Both tables are missing here: the reason is given above." in text
     assert "Not measured: the reason is given above." in text
-    # One program of each kind found that out; the others were not run for it.
+    # One program of each kind found that out; the others were skipped.
     scripts = _programs(player)
     assert [s for s in scripts if s in ("m1.2", "m3.1", "m4.1", "final", "gpu")] == ["m1.2", "m3.1"]
 
@@ -172,7 +173,7 @@ def test_on_a_gpu_both_tables_and_what_the_difference_is(report, player):
     difference = _section(text, "Kernels and CUDA API calls")
     assert "49.0 ms in sum, 40.0 ms of them copies" in difference
     assert "the most of it in `cuStreamSynchronize`" in difference
-    # This GPU's cuDNN is in the ladder: no other machine's is shown.
+    # This GPU's cuDNN is in the ladder, so no other machine's is shown.
     assert "another machine" not in text
 
 
@@ -183,7 +184,7 @@ def test_the_effect_of_each_kernel(report, player):
     assert f"| 1_naive | {three} |  | {three} |  |" in section
     gain = "8.00x over 1_naive"
     assert f"| 10_tf32 (below float32) | 1.000 (1.000 to 1.000) | {gain} |" in section
-    # Over 1_naive, the accurate one before it.
+    # Relative to 1_naive, the accurate one before it.
     assert "Effect: conv1 2.000 ms (4.00x over 1_naive).\n" in section
     assert (
         "The idea of reference. Why reference.\n\nEffect: conv1 60.0 ms; conv2 60.0 ms.\n"

@@ -1,4 +1,4 @@
-"""The pictures of a report: what they show, and that they suit light pages and dark ones."""
+"""A report's pictures: their content, on light and dark pages."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def _profile(*activities):
 
 
 def _labels(picture):
-    """Texts with the boxes that they take: left, top, right, bottom, in the picture's units."""
+    """Return texts with their bounding boxes: left, top, right, bottom, in the picture's units."""
     root = ElementTree.fromstring(picture)
     for each in root.iter("{http://www.w3.org/2000/svg}text"):
         style = each.get("style")
@@ -54,7 +54,7 @@ def _overlaps(picture):
 
 
 def _recorded_ladder():
-    """All CUDA kernels' recorded times of a term, below ceilings as an H200 has."""
+    """Return all CUDA kernels' recorded times of a term, below an H200's ceilings."""
     document = results.load(results_dir() / "cuda_bench.json")
     layers = ladder.problems(TERMS["2019fa"], 10000)
     rows = {row["case"]: row["ms"] for row in document["rows"]}
@@ -80,7 +80,7 @@ def test_dots_have_a_figure_for_each_kernel_and_layer():
     texts = _texts(figures.ladder_dots(played_ladder("gpu")))
     assert {"1_naive", "10_tf32", "13_column_pairs", "cuDNN NCHW"} <= set(texts)
     assert [texts.count(each) for each in ("8.00", "2.00", "5.00")] == [2, 1, 1]
-    # The library's time of each layer is of a single run, and nothing else's.
+    # Only the library's time of each layer is of a single run.
     assert texts.count("1 run") == 2
 
 
@@ -156,7 +156,7 @@ def test_the_time_line_has_a_row_for_each_stream_and_thread():
     rows = ["GPU 0 stream 7", "GPU 0 stream 17", "CUDA API calls, thread 2"]
     assert [text for text in texts if text in rows] == rows
     assert {"convolve", "kernel", "copy", "CUDA API call"} <= set(texts)
-    # It ended before the GPU had anything to do.
+    # It ended before the GPU received work.
     assert "CUDA API calls, thread 1" not in texts
 
 
@@ -193,7 +193,7 @@ def test_pictures_turn_dark_by_themselves():
     picture = figures.ladder_dots(played_ladder("cpu"))
     assert "@media (prefers-color-scheme:dark)" in picture
     assert f'[style*="fill: {svg.INK}"]' in picture
-    # What the rules replace is there, and nothing is black or has a white ground.
+    # All replaced colours occur, and nothing is black or has a white background.
     assert f"fill: {svg.INK}" in picture.partition("</style>")[2]
     assert "#000000" not in picture
     assert f"fill: {svg.PAPER}" not in picture.partition("</style>")[2]

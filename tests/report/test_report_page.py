@@ -1,4 +1,4 @@
-"""The report's page: one file, nothing over the network, no HTML but its own."""
+"""The report's page: one file, no network access, no foreign HTML."""
 
 from __future__ import annotations
 
@@ -134,7 +134,7 @@ def test_a_browser_opens_it_without_errors(made, tmp_path, dark):
 @pytest.mark.browser
 @pytest.mark.skipif(CHROMIUM is None, reason="there is no Chromium")
 def test_that_errors_would_be_seen(tmp_path):
-    """What the test above relies on: the console's errors come out on stderr."""
+    """The test above relies on this: the console's errors appear on stderr."""
     path = tmp_path / "wrong.html"
     path.write_text(
         page.render("text", "t", tmp_path).replace("text", '<img src="https://example.org/x.png">')

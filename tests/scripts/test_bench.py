@@ -1,4 +1,4 @@
-"""scripts/bench.py: what it measures, writes and says of peers."""
+"""scripts/bench.py: its measurements, files, and messages about peers."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def _bench(*arguments):
 
 @pytest.fixture
 def peer_python(tmp_path, monkeypatch):
-    """A Python in which these modules are other texts."""
+    """Return a Python in which these modules are replaced by other texts."""
 
     def give(**modules):
         for name, text in modules.items():

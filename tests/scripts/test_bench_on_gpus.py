@@ -1,4 +1,4 @@
-"""What scripts/bench.py measures on GPUs, with a GPU and networks that are played."""
+"""Measurements of scripts/bench.py on GPUs, with a fake GPU and fake networks."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def test_the_ladder_goes_on_from_an_earlier_run():
 
 
 class PlayedNetwork:
-    """A network whose results are wrong where GPUs of these numbers share the images."""
+    """A network whose results are wrong if images are divided among GPUs of these numbers."""
 
     def __init__(self, wrong=()):
         self.y = np.ones((4, 2), np.float32)
@@ -135,7 +135,7 @@ def test_sets_of_gpus_take_turns_with_one(monkeypatch, capsys):
     assert list(row["ms"]) == ["ours", "ours on GPUs 0,1", "ours on GPUs 0,2"]
     assert all(ms["n"] == 3 for ms in row["ms"].values())
     assert {(0,), (0, 1), (0, 2)} == set(played.ran)
-    assert played.ran.count((0, 1)) > 12  # in the first calls it learns
+    assert played.ran.count((0, 1)) > 12  # the first calls learn
     assert (row["error"], row["kernels_ms"]) == (0, 0.75)
     assert "failures" not in row
     assert "| conv | gemm | `b4` | 0.5000 |" in capsys.readouterr().out

@@ -1,4 +1,4 @@
-"""What documents say of measured times, and what it takes to add a CUDA kernel to the ladder."""
+"""Measured times in documents, and the steps to add a CUDA kernel to the ladder."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ nvcc_compiler.compile_plan(kernel.source, plan.defines, "90", __import__("pathli
 
 @pytest.mark.slow
 def test_a_new_kernel_is_a_source_and_an_entry(tmp_path):
-    """On a machine without a GPU, and nothing else has to be told of it."""
+    """It needs no GPU, and no other file changes."""
     for folder in ("ece408_op", "kernels", "scripts", "tests"):
         ignored = shutil.ignore_patterns("__pycache__")
         shutil.copytree(ROOT / folder, tmp_path / folder, ignore=ignored)
@@ -100,7 +100,7 @@ def test_a_new_kernel_is_a_source_and_an_entry(tmp_path):
     assert entries in family.read_text()
     entry = '    entry("20_new", "nothing new", Naive()),\n'
     family.write_text(family.read_text().replace(entries, entries + entry))
-    # Other kernels' plans are as they were.
+    # Other kernels' plans are unchanged.
     chosen = "not a_new and (20_new or not plans_stay)"
     commands = [["-m", "pytest", "-q", "-p", "no:cacheprovider", "-k", chosen, *CATALOG_TESTS]]
     if find_nvcc() is not None:

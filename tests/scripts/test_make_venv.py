@@ -1,4 +1,4 @@
-"""scripts/make_venv.sh picks an interpreter, or says what to do."""
+"""scripts/make_venv.sh chooses an interpreter, or gives advice."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ import pytest
 from places import ROOT, SCRIPTS
 
 SCRIPT = SCRIPTS / "make_venv.sh"
-# What the script asks of an interpreter: is it from 3.9 to 3.12, can it make environments?
+# The script's questions to an interpreter: is it 3.9 to 3.12, can it make environments?
 TOO_NEW = "exit 1"
 NO_VENV = 'case "$2" in *ensurepip*) exit 1;; esac; exit 0'
 
 
 @pytest.fixture
 def make_venv(tmp_path):
-    """Run the script where only the given commands, name: shell code, can be found."""
+    """Run the script with only the given commands, name: shell code."""
     commands = tmp_path / "bin"
     commands.mkdir()
     for tool in ("sh", "rm"):

@@ -1,4 +1,4 @@
-"""MXNet's own tests with our operator in place: what is run, what survives a crash, the table."""
+"""MXNet's own tests with our operator in place: the selection, crashes, the table."""
 
 import json
 import subprocess
@@ -114,7 +114,7 @@ def test_the_table_counts_by_file_and_names_what_failed_only_once():
 
 
 class RecordedRun:
-    """Stands in for `Run`: test b fails with both."""
+    """A fake `Run`: test b fails with both."""
 
     def __init__(self):
         self.asked = []

@@ -1,4 +1,4 @@
-"""What compute-sanitizer's tools print of planted faults, and the emulator's answers beside it."""
+"""compute-sanitizer's output for planted faults, beside the emulator's answers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The lab's verdicts stand beside those of other means, for right files and wrong ones."""
+"""The lab's verdicts beside an independent check's, for correct and incorrect files."""
 
 from __future__ import annotations
 

@@ -220,7 +220,7 @@ def _check_threads(text, dtype, backends, rng, counts):
 
 @every(text=["b1,c700,h12,w9,m64,k3,p1x2,d1x2", "b1,c64,h12,w9,m700,k3,p1x2,d1x2"])
 def test_two_threads_pack_parts_of_transformed_weights(isa, text, rng):
-    """With `channels` channels; one thread packs all of them first."""
+    """Of 700 channels; one thread packs all of them first."""
     problem = ConvProblem.parse(text)
     x, w, dy = _real(problem, rng)
     for direction in ("forward", "backward_data"):

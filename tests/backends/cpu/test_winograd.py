@@ -1,6 +1,6 @@
 """The CPU kernel `winograd`, forward and the gradient for x, on every instruction set of this CPU.
 
-It is called by name, since `choose` uses it by a cost model. Arrays end at forbidden pages
+It is called by name, since a cost model decides whether it is used. Arrays end at forbidden pages
 (`guarded`); outputs hold NaN initially (`harness`).
 """
 

@@ -56,7 +56,7 @@ def clock():
 
 @pytest.fixture
 def several(monkeypatch, clock):
-    """Yield machines, each with a number of the clock's seconds per launch."""
+    """Return a function that replaces the machines, given each one's seconds per launch."""
 
     def use(*seconds):
         made = [Machine(number, clock.spending(each)) for number, each in enumerate(seconds)]

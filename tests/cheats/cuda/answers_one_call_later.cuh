@@ -1,4 +1,4 @@
-// Computes a large batch, which no check has, when it is asked for the next one.
+// Computes a large batch, which no check uses, in the next call.
 #include <mxnet/base.h>
 
 #include "honest.cuh"
