@@ -127,7 +127,7 @@ constexpr int64_t kStridedF23Products = 100;
 constexpr double kStridedF23Ratio = 0.8;
 // With 16 lanes a larger ratio is allowed, such as five sixths for 3x3 with stride 2: for sums of
 // this many products, batches of this many pixels, an even number of rows, and columns that fill
-// this share of tiles of 14.
+// this fraction of tiles of 14.
 constexpr int64_t kStridedF23LongProducts = 64 * 9, kStridedF23ManyPixels = 2048, kTileColumns = 14;
 constexpr double kStridedF23LongRatio = 0.84, kFilledColumns = 0.85;
 // Pixels after which conv_bwd_w_dot.cpp adds lanes up, and conv_bwd_w_ic.h adds sums to totals.
@@ -243,7 +243,7 @@ struct Costs {
         return all_pixels * (filters * vectors(taps) + copied(panel)) + 4 * weights;
     }
 
-    // The share of a tap's outputs, along one side, whose pixel is not in the border.
+    // The fraction of a tap's outputs, along one side, whose pixel is not in the border.
     static double inside(int64_t out, int64_t kernel, int64_t stride, int64_t pad, int64_t dilate) {
         const int64_t taps = pad / dilate < kernel ? pad / dilate : kernel;
         const double all = static_cast<double>(kernel * out * stride);
@@ -339,8 +339,8 @@ KernelName choose_for_any(const Task& task, const Shape& s) {
 // ---- kernels of stride 1 in float32
 
 // Images, channels and filters from which on packing the weights of a 1x1 kernel pays, if planes
-// would fill less than this share of the lanes: 32 images of 4x5 with 512 channels and filters take
-// 3.8 ms, not 4.8.
+// would fill less than this fraction of the lanes: 32 images of 4x5 with 512 channels and filters
+// take 3.8 ms, not 4.8.
 constexpr int64_t kPacksImages = 8, kPacksChannels = 128;
 constexpr double kFullLanes = 0.8;
 // Pixels of a batch up to which the gradient for x of a 1x1 kernel is vectorised over its channels,
@@ -357,8 +357,8 @@ constexpr int64_t kLongDirect = 1536, kLongWinograd = 256;
 constexpr int64_t kDense = 4;
 // Channels of x from which on its gradient fills register tiles.
 constexpr int64_t kGradientChannels = 3;
-// The share of used lanes from which on `winograd` is faster than `conv_fwd_oc`, and the vectors of
-// a filter's sums, over all images, that pay for packing its weights.
+// The fraction of used lanes from which on `winograd` is faster than `conv_fwd_oc`, and the vectors
+// of a filter's sums, over all images, that pay for packing its weights.
 constexpr double kFilledLanes = 0.7;
 constexpr int64_t kWorthPacking = 24;
 // Channels from which on F(2,3) in two dimensions of `conv_fwd_oc` is faster than `winograd`, with

@@ -187,7 +187,7 @@ typedef void ece408_pieces(const void* work, int64_t begin, int64_t end, int thr
 
 /* Parallel for: computes `count` chunks of some work, each once and in any order, on the caller's thread
  * and on threads of the pool that have a core, at most `threads` in all. Each has its own number below
- * `threads`. Returns when all chunks are finished. */
+ * `threads`. Returns when all chunks are done. */
 ECE408_EXPORT void ece408_share(int threads, int64_t count, ece408_pieces* pieces,
                                 const void* work);
 

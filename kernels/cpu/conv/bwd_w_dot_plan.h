@@ -18,7 +18,7 @@ constexpr int64_t kChunkBytes = 44 << 10, kBlockBytes = 512 << 10;
 // The least pixels of a chunk, if there are as many: with fewer, adding lanes would take as long as
 // a tile.
 constexpr int64_t kLeastChunk = 512;
-// Once a tile is filled to this share, no more channels are added to a set.
+// Once a tile is filled to this fraction, no more channels are added to a set.
 constexpr double kFilledTile = 0.85;
 // The number of tasks wanted, the taps of a task that pay for copying dy, and the most bytes of
 // totals of several splits.

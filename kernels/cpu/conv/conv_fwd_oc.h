@@ -60,7 +60,7 @@ inline int64_t finer(int64_t all, int64_t parts) {
 struct WorkSplit {
     bool by_image;           // a thread pads an image and computes all of it
     int64_t images_at_once;  // images that are padded before any is computed
-    int64_t slices;          // of the pixels of these images
+    int64_t slices;          // of the pixels of the padded images
     int64_t parts;           // of the blocks of a group
 
     // `image` and `packed`: elements of a padded image and of a block's weights; the larger one

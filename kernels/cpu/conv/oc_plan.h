@@ -49,8 +49,7 @@ struct RowRange {
 };
 
 // A macro-tile: pixels [begin, end) of a phase, counted through the rows of some images and cut
-// into register tiles; `done` and `count` are the terms of the sums that are finished and in
-// progress.
+// into register tiles; `done` and `count` are the numbers of terms summed before and in this pass.
 struct MacroTile {
     const Phase& phase;
     int64_t begin, end, tiles, done, count, outputs;

@@ -1,6 +1,6 @@
-// The thread pool: workers of its own, or the threads of GNU's OpenMP, which MXNet computes with.
-// Workers start at the first call and stay, asleep, until the process ends; concurrent callers
-// share them.
+// The thread pool: its own workers, or the threads of GNU's OpenMP, which MXNet uses. Workers start
+// at the first call and sleep between calls until the process ends; concurrent callers use the same
+// workers.
 //
 // A caller takes one of a few slots and writes its job there. The caller claims chunks from the
 // front, workers from the back. So each of two threads computes one half, the same half of every
@@ -39,7 +39,7 @@ namespace {
 // Concurrent callers that can have help.
 constexpr int kSlots = 16;
 constexpr int kMostThreads = 1023;
-// A claim is one kParts-th of a thread's share of the chunks left: long ranges first and single
+// A claim is 1 / kParts of the chunks left per thread: long ranges first and single
 // chunks at the end, so that all threads end together.
 constexpr int64_t kParts = 4;
 constexpr int64_t kSpinNs = 100 * 1000;

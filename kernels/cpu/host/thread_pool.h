@@ -3,8 +3,8 @@
 //
 // A call consists of chunks, computed in any order. The caller computes chunks itself, and each
 // worker that has a core takes some of them. A worker without a core delays nobody, unless it loses
-// its core in the middle of a chunk. There is no barrier within a call: work that needs all chunks
-// to be finished is another call of `parallel_for`.
+// its core in the middle of a chunk. There is no barrier within a call: work that needs the
+// results of all chunks is another call of `parallel_for`.
 #pragma once
 
 #include <string.h>

@@ -175,7 +175,7 @@ Vec sum_plane(const float* x, int64_t pixels) {
     return sums[0] + sums[1];
 }
 
-// Planes with one window each: sums divided by `divisor`, for as many planes at a time as lanes.
+// Planes with one window each: sums divided by `divisor`, kLanes planes at a time.
 void average_planes(int64_t planes, int64_t pixels, float divisor, const float* x, float* y,
                     int threads) {
     parallel_for(threads, divide_up(planes, kLanes), [&](int64_t some, int) {

@@ -61,7 +61,7 @@ inline typename Lanes<Sum>::Vec add_lane_pairs(typename Lanes<Sum>::Vec a, typen
 #endif
 }
 
-// The lane sums of as many vectors as each has lanes, as one vector.
+// Returns a vector with the lane sum of each vector; there are as many vectors as lanes.
 template <class Sum, int H>
 inline typename Lanes<Sum>::Vec sum_each(typename Lanes<Sum>::Vec* vectors) {
     if constexpr (H == 0) {

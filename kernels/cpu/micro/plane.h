@@ -70,7 +70,7 @@ inline void pad_channel(const Layer& layer, const float* from, float* to) {
 }
 
 // Cost of a tile for one tap, in multiply-adds of one unit: at least its loads and the latency of a
-// sum, and a share of its start and end.
+// sum, and part of its start and end.
 inline int64_t tile_cost(int64_t filters, int64_t vectors) {
     int64_t cost = filters * vectors;
     const int64_t loads = filters + 2 * vectors, latency = 8;
