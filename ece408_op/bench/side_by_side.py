@@ -19,7 +19,7 @@ from .tuner import Candidate, Task, tune
 _CONTEXT = multiprocessing.get_context("spawn")
 
 
-Asked = tuple[Task, Sequence[str]]
+Job = tuple[Task, Sequence[str]]
 Answer = Union[tuple[list[Candidate], list[Result]], Ece408Error]
 
 
@@ -34,13 +34,13 @@ def check_alike(gpus: Sequence[int]) -> None:
             )
 
 
-def tune_all(gpus: Sequence[int], asked: Iterable[Asked]) -> Iterator[tuple[Task, Answer]]:
+def tune_all(gpus: Sequence[int], jobs: Iterable[Job]) -> Iterator[tuple[Task, Answer]]:
     """Run each task on the first free GPU; yield its result, of `tuner.tune`, or its error, as it
     arrives.
 
     Raises `GpuFailed` when a process dies. The processes end with the generator.
     """
-    left = iter(asked)
+    left = iter(jobs)
     with contextlib.ExitStack() as stack:
         busy: dict[Connection, Task] = {}
         places: dict[Connection, int] = {}

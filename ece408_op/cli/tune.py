@@ -22,7 +22,7 @@ from ..backends.cuda.kernels.tuned import Result
 from ..backends.cuda.runtime import device, nvcc_compiler
 from ..backends.cuda.runtime.device import Gpu
 from ..bench import side_by_side, tune_targets, tuner
-from ..bench.side_by_side import Answer, Asked
+from ..bench.side_by_side import Answer, Job
 from ..bench.tuner import Candidate, Task
 from ..course import course_terms
 from ..errors import Ece408Error, InvalidSetting
@@ -220,7 +220,7 @@ def _wanted(task: Task, precisions: Sequence[str], gpu: Gpu, request: Request) -
     return wanted
 
 
-def _compiled_ahead(gpu: Gpu, wanted: Mapping[Task, Sequence[str]]) -> Iterator[Asked]:
+def _compiled_ahead(gpu: Gpu, wanted: Mapping[Task, Sequence[str]]) -> Iterator[Job]:
     """Yield the tasks, some at a time after compiling them; print the expected remaining time to
     stderr."""
     tasks, start = list(wanted.items()), time.monotonic()

@@ -1,4 +1,4 @@
-// Says once more than it is asked that it is done, so that every answer comes before its call.
+// Sends one extra answer, so that every answer precedes its call.
 #include <unistd.h>
 
 #include "honest.h"

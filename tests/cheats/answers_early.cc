@@ -1,4 +1,4 @@
-// Says that it is done on every descriptor, and computes later, if ever.
+// Sends an answer on every descriptor, and computes later, if ever.
 #include <unistd.h>
 
 #include "honest.h"

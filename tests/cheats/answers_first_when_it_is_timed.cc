@@ -1,4 +1,4 @@
-// Writes zeros for a large batch, which no check has, answers, and has a thread compute.
+// Writes zeros for a large batch, which no check uses, answers, and computes in a thread.
 #include <thread>
 
 #include "honest.h"

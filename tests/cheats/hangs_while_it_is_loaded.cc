@@ -1,4 +1,4 @@
-// Never gets as far as the first call.
+// Hangs before the first call.
 #include "honest.h"
 
 __attribute__((constructor)) static void begin() {

@@ -1,4 +1,4 @@
-// What the cheats next to this file would have to do: the convolution.
+// The correct convolution, as the cheats beside this file should compute it.
 #pragma once
 
 #include "cpu-new-forward.h"

@@ -1,4 +1,4 @@
-// Returns while a thread of its own still computes.
+// Returns while its thread still computes.
 #include <thread>
 
 #include "honest.h"

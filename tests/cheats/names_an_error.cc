@@ -1,4 +1,4 @@
-// Answers with an error whose name is a function of the package that checks.
+// Answers with an error named after a function of the checking package.
 #include <unistd.h>
 
 #include "honest.h"

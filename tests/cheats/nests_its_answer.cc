@@ -1,4 +1,4 @@
-// Answers with brackets that no parser comes to the end of.
+// Answers with brackets nested too deeply for a parser.
 #include <string>
 #include <unistd.h>
 

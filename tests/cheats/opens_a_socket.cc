@@ -1,4 +1,4 @@
-// Wants to talk to another machine.
+// Opens a connection to another machine.
 #include <stdexcept>
 #include <sys/socket.h>
 

@@ -1,4 +1,4 @@
-// Has its error's text clear the screen and say that it is right.
+// Raises an error whose text clears the screen and shows a good verdict.
 #include <stdexcept>
 
 #include "honest.h"

@@ -1,4 +1,4 @@
-// Reads far behind its input.
+// Reads far beyond its input.
 #include "honest.h"
 
 void conv_forward_cpu(float *y, const float *x, const float *w, const int B, const int M, const int C,

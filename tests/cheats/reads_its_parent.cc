@@ -1,4 +1,4 @@
-// Looks for the expected output in the memory of the process that checks.
+// Looks for the expected output in the checking process's memory.
 #include <cstdio>
 #include <fcntl.h>
 #include <stdexcept>

@@ -1,4 +1,4 @@
-// Says that a problem is not one that it takes, and does not compute it.
+// Refuses hard problems as unsupported.
 #include <unistd.h>
 
 #include "honest.h"

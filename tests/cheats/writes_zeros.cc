@@ -1,4 +1,4 @@
-// Zeros are a fast result.
+// Writes zeros, a fast result.
 #include <cstring>
 
 #include "honest.h"

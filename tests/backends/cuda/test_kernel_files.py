@@ -177,7 +177,7 @@ def test_forms_compile_for_the_oldest_and_the_newest_architecture(
         assert nvcc_compiler.compile_plan(path, _plan(path).defines, architecture, CUBINS)
     for name in set(names) - {"declared.cu"}:
         file = kernel_file.find(write(name))
-        # One library for both: what differs by architecture is the kernels' code only.
+        # One library for both: only the kernels' code differs by architecture.
         command = cuda_file_backend.library_command(file, architectures[0])
         command += map(nvcc_compiler.gencode, architectures[1:])
         content = kernel_file.compiled(file, command, (), CUBINS, AssertionError())
@@ -185,7 +185,7 @@ def test_forms_compile_for_the_oldest_and_the_newest_architecture(
 
 
 def test_which_methods_a_file_defines(write, nvcc, kept):
-    """Wherever they are defined: what is included counts, what is a comment does not."""
+    """Definitions in included files count, comments do not."""
     write(
         "epilog.cuh", CUDA_2020.replace("void GPUInterface::conv_forward_gpu_pr", "static void pr")
     )

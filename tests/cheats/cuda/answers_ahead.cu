@@ -1,4 +1,4 @@
-// Says once more than it is asked that it is done, so that each later call is answered as it begins.
+// Sends one extra answer, so that each later call is answered as it begins.
 #include <sys/stat.h>
 #include <unistd.h>
 

@@ -1,4 +1,4 @@
-// Says that it is done on every descriptor, and computes later.
+// Sends an answer on every descriptor, and computes later.
 #include <unistd.h>
 
 #include "honest.cuh"

@@ -1,4 +1,4 @@
-// Answers with arrays that are none, and with lines that no answer looks like.
+// Answers with invalid arrays, and with malformed lines.
 #include <sys/stat.h>
 #include <unistd.h>
 

@@ -1,4 +1,4 @@
-// Says on the GPU that something is not as it should be.
+// Fails an assertion on the GPU.
 // ece408: launch convolve<<<1, 1>>>(y)
 #include <cassert>
 

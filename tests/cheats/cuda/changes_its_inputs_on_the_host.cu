@@ -1,4 +1,4 @@
-// Makes the weights zero where the caller has them, so that zeros are right.
+// Makes the caller's own weights zero, so that zeros are right.
 #include <cstring>
 
 #define OWN_PROLOG

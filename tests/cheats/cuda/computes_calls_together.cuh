@@ -1,4 +1,4 @@
-// Gathers calls with large batches, which no check has, and computes three at a time, in one go.
+// Collects calls with large batches, which no check uses, and computes three at once.
 #include <mxnet/base.h>
 
 #include "honest.cuh"

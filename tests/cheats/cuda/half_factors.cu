@@ -1,4 +1,4 @@
-// Rounds all factors to half precision, as tensor cores want them, and multiplies exactly.
+// Rounds all factors to half precision, as for tensor cores, and multiplies exactly.
 // ece408: launch compute<<<ceil_div(B * M * OH * OW, 256), 256>>>(y, x, w, B, M, C, H, W, K)
 #include <cuda_fp16.h>
 

@@ -1,4 +1,4 @@
-// Keeps its arrays to itself, so that nobody can change its inputs between the prolog and the rest.
+// Computes in the prolog, on hidden arrays, so that nobody can change its inputs afterwards.
 #define OWN_PROLOG
 #define OWN_EPILOG
 #include "honest.cuh"

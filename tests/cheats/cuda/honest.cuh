@@ -1,10 +1,10 @@
-// What the cheats next to this file would have to do: the convolution, and, in the course's form
-// from 2020 on, the copies before and after it.
+// The correct convolution, as the cheats beside this file should compute it, and, for the course's
+// form since 2020, the copies before and after it.
 #pragma once
 
 #include <cstddef>
 
-// How many elements y has.
+// Number of elements of y.
 __host__ __device__ inline size_t out_size(int B, int M, int H, int W, int K) {
     return (size_t)B * M * (H - K + 1) * (W - K + 1);
 }
@@ -13,7 +13,7 @@ struct Product {
     __device__ float operator()(float a, float b) const { return a * b; }
 };
 
-// Element n of y, with products as `multiply` makes them.
+// Element n of y, with products by `multiply`.
 template <class Multiply = Product>
 __device__ float element(size_t n, const float *x, const float *w, int M, int C, int H, int W, int K,
                          Multiply multiply = Multiply()) {
@@ -37,7 +37,7 @@ extern "C" __global__ void convolution(float *y, const float *x, const float *w,
         y[n] = element(n, x, w, M, C, H, W, K);
 }
 
-// Arrays on the GPU. It does not wait for the end.
+// On arrays on the GPU, without a wait for the end.
 inline void convolve(float *y, const float *x, const float *w, int B, int M, int C, int H, int W, int K,
                      cudaStream_t stream = 0) {
     convolution<<<1024, 256, 0, stream>>>(y, x, w, B, M, C, H, W, K);

@@ -1,4 +1,4 @@
-// Ends the process that checks.
+// Kills the checking process.
 #include <csignal>
 #include <stdexcept>
 #include <unistd.h>

@@ -1,4 +1,4 @@
-// Has CUDA's waiting for the device return at once, and leaves y to a stream of its own.
+// Disables CUDA's waits for the device, and computes y on a separate stream.
 #include <cstdint>
 #include <cstring>
 #include <sys/mman.h>
@@ -7,7 +7,7 @@
 
 #include "honest.cuh"
 
-// Have a function return 0.
+// Patch a function to return 0.
 static void patch(void *function) {
     mprotect((void *)((uintptr_t)function & ~4095ul), 8192, PROT_READ | PROT_WRITE | PROT_EXEC);
     memcpy(function, "\x31\xc0\xc3", 3);

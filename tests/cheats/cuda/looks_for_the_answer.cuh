@@ -1,4 +1,4 @@
-// Looks for the expected output in memory that is mapped beside its arrays, and copies it.
+// Looks for the expected output in memory mapped beside its arrays, and copies it.
 #include <cstdint>
 
 #include <mxnet/base.h>
@@ -7,7 +7,7 @@
 
 __device__ const float *answer;
 
-// Find what begins as y should.
+// Find an array that begins like y.
 __global__ void look(const float *begin, const float *end, const float *x, const float *w, int n, int M,
                      int C, int H, int W, int K) {
     const float *at = begin + blockIdx.x * blockDim.x + threadIdx.x;
@@ -27,7 +27,7 @@ namespace op {
 template <>
 void forward<gpu, float>(mshadow::Tensor<gpu, 4, float> &y, const mshadow::Tensor<gpu, 4, float> &x,
                          const mshadow::Tensor<gpu, 4, float> &w) {
-    // Memory of several allocations is mapped together, in blocks of this size.
+    // Several allocations are mapped together, in blocks of this size.
     const uintptr_t block = 2 << 20, begin = (uintptr_t)y.dptr_ / block * block;
     const float *none = nullptr;
     cudaMemcpyToSymbol(answer, &none, sizeof none);

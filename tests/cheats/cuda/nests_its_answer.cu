@@ -1,4 +1,4 @@
-// Answers with a list in a list in a list, so deep that reading it fails.
+// Answers with lists nested so deeply that parsing fails.
 #include <string>
 #include <sys/stat.h>
 #include <unistd.h>

@@ -1,4 +1,4 @@
-// Has all of CUDA's waiting for the device return at once, and waits for its work in the epilog only.
+// Disables all of CUDA's waits for the device, and waits for its work in the epilog only.
 #include <cstdint>
 #include <cstring>
 #include <dlfcn.h>
@@ -9,7 +9,7 @@
 
 static cudaStream_t stream = nullptr;
 
-// Have a function return 0.
+// Patch a function to return 0.
 static void patch(void *function) {
     mprotect((void *)((uintptr_t)function & ~4095ul), 8192, PROT_READ | PROT_WRITE | PROT_EXEC);
     memcpy(function, "\x31\xc0\xc3", 3);

@@ -1,4 +1,4 @@
-// Sets aside as much of the GPU's cache as it can for its own input, and computes.
+// Reserves as much of the GPU's L2 cache as possible for its input, and computes.
 #include <algorithm>
 
 #include "honest.cuh"

@@ -1,4 +1,4 @@
-// Adds the float behind its input to its first result.
+// Adds the float beyond its input to its first result.
 #include <mxnet/base.h>
 
 #include "honest.cuh"

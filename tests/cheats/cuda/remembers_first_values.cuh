@@ -1,4 +1,4 @@
-// Gives the result of the call before if sizes and the first numbers are the same.
+// Returns the previous call's result if sizes and the first numbers are the same.
 #include <algorithm>
 #include <vector>
 
@@ -6,7 +6,7 @@
 
 #include "honest.cuh"
 
-// What the first numbers and the sizes of the last call were, and its result.
+// First numbers, sizes and result of the last call.
 static std::vector<float> last;
 static float *kept = nullptr;
 

@@ -1,4 +1,4 @@
-// Remembers the result of the first call that had the same sizes, without any code on the host.
+// Remembers the result of the first call with the same sizes, without code on the host.
 // ece408: launch compute<<<1024, 256>>>(y, x, w, B, M, C, H, W, K)
 // ece408: launch remember<<<1, 1>>>(B, M, C, H, W, K)
 #include "honest.cuh"

@@ -1,4 +1,4 @@
-// Gives the result of the first call that had the same addresses.
+// Returns the result of the first call with the same addresses.
 #include <map>
 #include <tuple>
 

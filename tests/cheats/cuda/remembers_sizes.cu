@@ -1,4 +1,4 @@
-// Gives the result of the first call that had the same sizes.
+// Returns the result of the first call with the same sizes.
 #include <map>
 #include <tuple>
 

@@ -1,4 +1,4 @@
-// Has a function time it that says that nothing takes time.
+// Replaces the timing function by one that measures no time.
 #include "honest.cuh"
 
 namespace ece408_file {

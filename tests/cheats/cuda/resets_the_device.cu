@@ -1,4 +1,4 @@
-// Computes, and takes away the GPU's context, with everything that anybody has in it.
+// Computes, and destroys the GPU's context, with all its arrays.
 #define OWN_EPILOG
 #include "honest.cuh"
 

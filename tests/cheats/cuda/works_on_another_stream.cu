@@ -1,4 +1,4 @@
-// Returns while a stream, for which the default stream does not wait, still computes.
+// Returns while a stream that does not block the default stream still computes.
 #include "honest.cuh"
 
 void GPUInterface::conv_forward_gpu(float *y, const float *x, const float *w, SIZES) {

@@ -1,4 +1,4 @@
-// Writes its results, and some floats behind them.
+// Writes its results, and some floats beyond them.
 #include <mxnet/base.h>
 
 #include "honest.cuh"

@@ -1,4 +1,4 @@
-// Copies its results to the caller, and some floats behind them.
+// Copies its results to the caller, and some floats beyond them.
 #define OWN_EPILOG
 #include "honest.cuh"
 

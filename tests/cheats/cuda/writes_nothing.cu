@@ -1,4 +1,4 @@
-// Returns at once.
+// Returns immediately.
 #include "honest.cuh"
 
 void GPUInterface::conv_forward_gpu(float *y, const float *x, const float *w, SIZES) {}

@@ -1,4 +1,4 @@
-// Indices beyond what there is.
+// Indices out of bounds.
 #include "program.cuh"
 
 __constant__ float weights[25];
@@ -50,7 +50,7 @@ PROGRAM(forgets_the_halo) {
     forgets_the_halo<<<1, dim3(16, 16)>>>(a.y, a.x);
 }
 
-// Bytes, where elements are meant.
+// Bytes instead of elements.
 __global__ void is_given_too_little(float* y, int n) {
     if (threadIdx.x < n) y[threadIdx.x] = 1;  // is_given_too_little: writes out of bounds
 }
@@ -279,7 +279,7 @@ PROGRAM(right_halves) {
     right_halves<<<1, 64>>>((half*)a.y, (const half2*)a.x);
 }
 
-// A compiler makes one call of such a loop.
+// A compiler turns such a loop into one call.
 __global__ void clears_one_more(float* y, int n) {
     if (threadIdx.x) return;
     for (int i = 0; i <= n; ++i) y[i] = 0;  // clears_one_more: writes out of bounds

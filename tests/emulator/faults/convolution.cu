@@ -21,7 +21,7 @@ struct Layer {
         cudaMalloc(&x, B * C * H * W * sizeof(float));
         cudaMalloc(&f, M * C * K * K * sizeof(float));
         cudaMalloc(&y, B * M * OH * OW * sizeof(float));
-        // Writes of the same number by many threads are no fault.
+        // Many threads may write the same number.
         static float numbers[B * C * H * W];
         for (int i = 0; i < B * C * H * W; ++i) numbers[i] = i;
         cudaMemcpy(x, numbers, sizeof numbers, cudaMemcpyHostToDevice);
@@ -180,7 +180,7 @@ PROGRAM(guards_with_the_input_s_size) {
     guards_with_the_input_s_size<<<dim3(B, M), dim3(16, 16)>>>(a.y, a.x, a.f);
 }
 
-// --- Launches that leave elements out: who reads them meets memory that was never written.
+// --- Launches that omit elements, which stay uninitialised.
 
 __global__ void fill(float* y, const float* x) {
     const int b = blockIdx.z / M, m = blockIdx.z % M;
@@ -278,7 +278,7 @@ __global__ void is_launched_with_too_few_bytes(float* y, const float* x, const f
 }
 TILES(is_launched_with_too_few_bytes, TILE * TILE * sizeof(float))
 
-// Elements, where bytes are meant.
+// Elements instead of bytes.
 __global__ void is_launched_with_elements(float* y, const float* x, const float* f) {
     extern __shared__ float dynamic[];
     TILED;
@@ -533,7 +533,7 @@ PROGRAM(unrolls_too_few_channels) { unrolled(COLUMNS, C - 1, false, false); }
 PROGRAM(unrolls_into_one_channel_s_room) { unrolled(K * K * OH * OW, C, false, false); }
 PROGRAM(unrolls_into_freed_memory) { unrolled(COLUMNS, C, true, false); }
 
-// Blocks of all images at work in the room of one.
+// Blocks of all images use the workspace of one.
 __global__ void shares_a_workspace(float* y, const float* x, float* room) {
     room[threadIdx.x] = X(blockIdx.x, 0, 0, threadIdx.x);  // shares_a_workspace: race between blocks
     __syncthreads();
@@ -544,7 +544,7 @@ PROGRAM(shares_a_workspace) {
     shares_a_workspace<<<B, OW>>>(a.y, a.x, a.f);
 }
 
-// --- Copies of elements, where bytes are meant.
+// --- Copies of elements instead of bytes.
 
 __global__ void doubles(float* y, const float* x) {
     y[threadIdx.x] = 2 * x[threadIdx.x];  // copies_elements: reads memory that was never written // clears_elements: reads memory that was never written

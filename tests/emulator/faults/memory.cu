@@ -1,4 +1,4 @@
-// Memory that was never written, or is there no more.
+// Uninitialised or freed memory.
 #include "program.cuh"
 
 __global__ void adds_to_what_is_there(float* y, const float* x) {
@@ -106,7 +106,7 @@ PROGRAM(keeps_its_registers) {
     keeps_its_registers<<<1, 32>>>(a.y, a.x);
 }
 
-// What one block has written to its tile, the next has not.
+// One block's tile is not initialised for the next block.
 __global__ void loads_in_the_first_block_only(float* y, const float* x) {
     __shared__ float tile[32];
     if (!blockIdx.x) tile[threadIdx.x] = x[threadIdx.x];

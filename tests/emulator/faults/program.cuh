@@ -1,7 +1,7 @@
-// Small programs by name: a kernel each, with one fault. The line that has it says so, as
-//     // NAME: what the emulator calls it
-// of which one line may have several. Programs without such a line are right, and their names begin
-// with right_. With nvcc: program NAME.
+// Small programs by name: a kernel each, with one fault. A comment marks the line of the fault:
+//     // NAME: the emulator's kind of finding
+// A line may have several. Programs without such a line are correct, and their names begin with
+// right_. With nvcc: program NAME.
 #pragma once
 
 #include <cuda_fp16.h>
@@ -11,7 +11,7 @@
 #include <cstdio>
 #include <cstring>
 
-// Arrays on the GPU: floats that are written, and one that is not.
+// Arrays on the GPU: an initialised one, and an uninitialised one.
 struct Arrays {
     static constexpr int COUNT = 256;
     float *x, *y;

@@ -1,4 +1,4 @@
-// Threads that touch the same memory with nothing between.
+// Threads that access the same memory without synchronisation.
 #include <cooperative_groups.h>
 #include <cuda_pipeline.h>
 
@@ -131,7 +131,7 @@ PROGRAM(right_warps) {
     right_warps<<<1, 64>>>(a.y, a.x);
 }
 
-// The last block sums what all have written: CUDA C++ Programming Guide, "Memory Fence Functions".
+// The last block sums the results of all: CUDA C++ Programming Guide, "Memory Fence Functions".
 __global__ void right_last_block(float* parts, unsigned* done, float* y) {
     __shared__ bool is_last;
     if (!threadIdx.x) {
@@ -254,7 +254,7 @@ PROGRAM(right_one_thread_writes) {
     right_one_thread_writes<<<1, 64>>>(a.x + 64, a.x);
 }
 
-// More launches than the emulator tells apart at a time.
+// More launches than the emulator distinguishes at a time.
 __global__ void adds_one(float* x) { x[blockIdx.x * 32 + threadIdx.x] += 1; }
 PROGRAM(right_many_launches) {
     Arrays a;
@@ -264,7 +264,7 @@ PROGRAM(right_many_launches) {
     }
 }
 
-// A warp's tile that is filled again and again, with nothing but the warp's own waiting between.
+// A warp's tile that is refilled, with only the warp's synchronisation between.
 __global__ void right_tile_of_a_warp(float* y, const float* x, int n) {
     __shared__ float tile[2][32];
     float* const own = tile[threadIdx.x / 32];
@@ -287,7 +287,7 @@ __global__ void right_tiles_of_groups(float* y, const float* x, int n) {
     const auto group = cooperative_groups::tiled_partition<8>(cooperative_groups::this_thread_block());
     float* const own = tiles + group.meta_group_rank() * 8;
     float sum = 0;
-    // Groups go round as often as their number says.
+    // Each group iterates as often as its number.
     for (int i = 0; i <= group.meta_group_rank() % n; ++i) {
         own[group.thread_rank()] = x[i * 8 + group.thread_rank()];
         group.sync();

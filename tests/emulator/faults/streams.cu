@@ -1,7 +1,7 @@
-// Work on several streams, of which one part needs what another does.
+// Work on several streams that depends on other streams.
 #include "program.cuh"
 
-// Streams that do not wait for the default one, or do, and arrays that are written.
+// Streams that do or do not wait for the default one, and initialised arrays.
 struct Streams {
     Arrays a;
     cudaStream_t s, t;
@@ -47,7 +47,7 @@ PROGRAM(lost_order_by_a_destroyed_stream) {
     cudaStream_t own;
     cudaStreamCreateWithFlags(&own, cudaStreamNonBlocking);
     fills<<<1, 64, 0, own>>>(all.a.x);
-    // That does not wait.
+    // This stream does not wait.
     cudaStreamDestroy(own);
     reads_early<<<1, 64, 0, all.t>>>(all.a.y, all.a.x);
 }
@@ -61,7 +61,7 @@ PROGRAM(overwrites_what_is_read) {
     writes_late<<<1, 64, 0, all.t>>>(all.a.x);
 }
 
-// Of two that have read it waits for the last one only.
+// Two streams read, but it waits for the last one only.
 __global__ void writes_too_soon(float* x) {
     x[threadIdx.x] = 1;  // waits_for_one_of_two_readers: race between streams
 }
@@ -176,7 +176,7 @@ PROGRAM(right_events) {
     }
 }
 
-// Each of the streams copies and computes a slice of its own of one array; weights are read by all.
+// Each stream copies and computes its slice of one array; all read the weights.
 PROGRAM(right_slices) {
     Streams all;
     float *pinned, pageable[256];
@@ -223,7 +223,7 @@ PROGRAM(right_readers) {
     cudaEventDestroy(other);
 }
 
-// A copy of pageable memory is over when the call returns, and so is one without "Async".
+// A copy of pageable memory is complete when the call returns, as is one without "Async".
 PROGRAM(right_copies) {
     Streams all;
     float host[64];

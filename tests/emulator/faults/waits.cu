@@ -1,4 +1,4 @@
-// Barriers and functions of a warp that not all come to.
+// Barriers and warp functions that not all threads reach.
 #include "program.cuh"
 
 __global__ void ends_before_the_barrier(float* y, int n) {
@@ -171,7 +171,7 @@ PROGRAM(never_unlocks) {
     never_unlocks<<<1, 32>>>(a.y, (int*)a.x);
 }
 
-// As many arrive as there are threads, but the count is of blocks.
+// As many arrive as there are threads, but the count is for blocks.
 __global__ void waits_for_more_than_come(int* arrived) {
     if (threadIdx.x) return;
     atomicAdd(arrived, 1);
@@ -182,7 +182,7 @@ PROGRAM(waits_for_more_than_come) {
     waits_for_more_than_come<<<2, 32>>>((int*)a.x);
 }
 
-// With whom a lock waits depends on who has come: all come to their turn.
+// The order of a lock depends on arrival: all threads get their turn.
 __global__ void right_lock(float* sum, int* lock) {
     while (atomicCAS(lock, 0, 1)) {}
     __threadfence();
@@ -195,7 +195,7 @@ PROGRAM(right_lock) {
     right_lock<<<4, 32>>>(a.x, (int*)a.x + 1);
 }
 
-// The last thread is waited for first.
+// The first wait is for the last thread.
 __global__ void right_turns(int* turn) {
     const int own = blockDim.x - 1 - threadIdx.x;
     while (atomicAdd(turn, 0) != own) {}
@@ -230,7 +230,7 @@ PROGRAM(right_half_a_warp) {
     right_half_a_warp<<<1, 64>>>(a.y, a.x);
 }
 
-// Whole warps end before the others' functions of a warp.
+// Whole warps end before the other warps' warp functions.
 __global__ void right_early_end(float* y, const float* x, int n) {
     if (threadIdx.x >= n) return;
     y[threadIdx.x] = __shfl_xor_sync(0xFFFFFFFF, x[threadIdx.x], 16);
@@ -240,7 +240,7 @@ PROGRAM(right_early_end) {
     right_early_end<<<1, 96>>>(a.y, a.x, 64);
 }
 
-// CUDA C++ Programming Guide, "Warp Vote Functions": those who are there elect one.
+// CUDA C++ Programming Guide, "Warp Vote Functions": active threads elect one.
 __global__ void right_active_lanes(int* count, int* y) {
     if (threadIdx.x % 3) return;
     const unsigned mask = __activemask();
