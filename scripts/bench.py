@@ -128,7 +128,7 @@ def parse():
     unknown = set(_named(found.against)) - {*KINDS[found.what, found.on].against, "none"}
     if unknown:
         known = ", ".join(KINDS[found.what, found.on].against)
-        parser.error(f"--against {','.join(sorted(unknown))}: here there are {known}, and none")
+        parser.error(f"--against {','.join(sorted(unknown))}: give some of {known}, or none")
     return found
 
 

@@ -68,7 +68,7 @@ def main():
     parser.add_argument(
         "--jobs", type=int, default=os.cpu_count(), help="processes (default: one per processor)"
     )
-    parser.add_argument("--problem", metavar="TEXT", help="only this one, as a failure printed it")
+    parser.add_argument("--problem", metavar="TEXT", help="only this problem, as failures print it")
     parser.add_argument(
         "--library", type=Path, metavar="PATH", help="another build of libece408_cpu.so"
     )

@@ -38,7 +38,7 @@ def _options():
         "convolutions)",
     )
     parser.add_argument(
-        "--only", default="*", metavar="PATTERN", help="of their tests only these, as in a shell"
+        "--only", default="*", metavar="PATTERN", help="names of tests, with wildcards"
     )
     parser.add_argument(
         "--limit", type=float, default=120, help="seconds that a test may take (default: 120)"

@@ -124,7 +124,7 @@ def check(problem: ConvProblem, x: Any, w: Any, y: Any) -> float:
     expected = oracle.forward(few, some, w.asnumpy())
     error = float(np.linalg.norm(found - expected) / np.linalg.norm(expected))
     if not error <= TOLERANCE:
-        raise WrongResult(f"{problem} came out with a relative error of {error:.1e}; not timed")
+        raise WrongResult(f"{problem} has a relative error of {error:.1e}; not timed")
     return error
 
 

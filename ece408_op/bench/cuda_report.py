@@ -22,7 +22,7 @@ def tables(rows: Sequence[Row]) -> str:
         [
             "Median milliseconds, the kernel's own time on the GPU by events:",
             _by_shape(rows),
-            "The ladder, step by step. A step is over the kernel that the one in question changes:",
+            "The ladder, step by step. A step is the speed-up over the kernel that it improves on:",
             ladder(rows),
             "Relative L2 errors against float64:",
             _by_shape(rows, errors=True),
@@ -110,4 +110,4 @@ def measured(rows: Sequence[Row], kernel: str) -> str:
         ms, factor = steps(rows, row["case"]).get(kernel, (median(row, kernel), None))
         if ms is not None:
             parts.append(f"{row['case']} {ms:.2f} ms" + (f" ({factor:.2f}x)" if factor else ""))
-    return ", ".join(parts) or "not on the shapes of the ladder"
+    return ", ".join(parts) or "not measured on the shapes of the ladder"

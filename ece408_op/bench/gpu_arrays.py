@@ -60,7 +60,7 @@ def _read(
         if name == output:
             result = found
         elif found.tobytes() != array.tobytes():
-            raise StrayWrite(f"the kernel wrote into its input {name}")
+            raise StrayWrite(f"the kernel wrote to its input {name}")
     return result
 
 

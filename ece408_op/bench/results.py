@@ -185,5 +185,5 @@ def _means(rows: Sequence[Row]) -> list[str]:
     ]
     if any(speed < 1 for speed in speeds):
         mean = statistics.geometric_mean(speeds)
-        lines.append(f"Ours has {mean:.2f} of the speed of the fastest of ours.")
+        lines.append(f"Our chosen kernel has {mean:.2f} of the speed of our fastest one.")
     return ["\n".join(lines)] if lines else []

@@ -58,7 +58,7 @@ def tune_all(gpus: Sequence[int], jobs: Iterable[Job]) -> Iterator[tuple[Task, A
                 except (EOFError, ConnectionResetError):  # a reset: its task is unread
                     raise GpuFailed(
                         f"the process of GPU {places[each]} ended while it tuned {task}; "
-                        f"see what happens with --gpu {places[each]} alone"
+                        f"try --gpu {places[each]} alone"
                     ) from None
                 # The GPU continues while the caller looks at results.
                 following = next(left, None)

@@ -82,7 +82,7 @@ def layers(name: str, image: str | None = None) -> list[ConvProblem]:
             f"{name!r} is not a term ({', '.join(course_terms.TERMS)}), "
             f"a shape ({', '.join(SHAPES)}), a problem such as "
             f"b100,c12,h33,w33,m24,k5, a network ({', '.join(ZOO)}), {_ALL}, "
-            f"or a checkpoint ({path} is not there)"
+            f"or a checkpoint ({path} is missing)"
         )
     return convolutions(checkpoint.read_symbol(path), image_of(image, name))
 
@@ -90,7 +90,7 @@ def layers(name: str, image: str | None = None) -> list[ConvProblem]:
 def image_of(text: str | None, name: str) -> tuple[int, ...]:
     if text is None:
         raise InvalidSetting(
-            f"{name} does not say how large its images are; add --image, such as --image 3x224x224"
+            f"{name} does not tell the size of its images; add --image, such as --image 3x224x224"
         )
     if not re.fullmatch(r"[1-9]\d*(x[1-9]\d*){1,2}", text):
         raise InvalidSetting(f"{text!r} is not channels, height and width such as 3x224x224")
@@ -108,7 +108,7 @@ def convolutions(symbol: Any, image: tuple[int, ...]) -> list[ConvProblem]:
         _, shapes, _ = internals.infer_shape_partial(data=(1, *image))
     except load_mxnet().MXNetError as error:
         raise CheckpointMismatch(
-            f"the network does not take images of {'x'.join(map(str, image))}; give their own "
+            f"the network does not accept images of {'x'.join(map(str, image))}; give their own "
             "channels, height and width"
         ) from error
     by_name = dict(zip(internals.list_outputs(), shapes))
@@ -134,6 +134,6 @@ def _shape(by_name: dict[str, Any], node: dict[str, Any], output: int) -> tuple[
     shape = next((by_name[each] for each in names if each in by_name), ())
     if not shape or 0 in shape:
         raise CheckpointMismatch(
-            f"the shape of {name} cannot be told from the images; its input must be called data"
+            f"the shape of {name} cannot be inferred from the images; its input must be called data"
         )
     return tuple(shape)

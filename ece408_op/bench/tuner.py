@@ -220,8 +220,8 @@ def _result(task: Task, precision: str, found: Sequence[Candidate]) -> Result:
     if not right:
         raise TuningFailed(
             f"none of {len(found)} candidates computes {task} right; the first is "
-            f"{found[0].choice}: {found[0].timing.failure}; ece408 lab check says more of a file, "
-            "scripts/check_cuda.py of this package's kernels"
+            f"{found[0].choice}: {found[0].timing.failure}; for details use ece408 lab check for a "
+            "file, scripts/check_cuda.py for this package's kernels"
         )
     final = [each for each in right if len(each.timing.samples_ms) >= _FINAL_SAMPLES]
     best = min(final or right, key=_order)

@@ -31,8 +31,8 @@ _WHY = {
 # By the names of `cpu_timer`.
 _PEERS = {
     "mxnet": ("MXNet's Convolution", "oneDNN"),
-    "torch NCHW": ("PyTorch NCHW", "in a process of its own"),
-    "torch NHWC": ("PyTorch NHWC", "in a process of its own"),
+    "torch NCHW": ("PyTorch NCHW", "in a separate process"),
+    "torch NHWC": ("PyTorch NHWC", "in a separate process"),
 }
 
 
@@ -76,7 +76,7 @@ def _measure(layers: Mapping[str, ConvProblem], torch: cpu_timer.TorchPeer | Non
         floors_ms={layer: best.floor_ms(each) for layer, each in layers.items()},
         notes=(
             f"{settings.threads()} threads; medians of {SAMPLES} runs, one of the textbook loops; "
-            "outputs that have been written before.",
+            "outputs in touched memory.",
             *(_computed_by(layer, kernels) for layer in layers),
         ),
     )

@@ -104,7 +104,7 @@ def _peers(
                     samples.setdefault(variant, {})[layer] = timing["samples_ms"]
                 else:
                     notes.append(f"cuDNN {variant} has no time on {layer}: {timing['failure']}.")
-    notes.append(f"cuDNN through PyTorch, in a process of its own ({about}).")
+    notes.append(f"cuDNN through PyTorch, in a separate process ({about}).")
     return tuple(
         Step(f"cuDNN {variant}", "through PyTorch", "float32" in variant, times)
         for variant, times in samples.items()

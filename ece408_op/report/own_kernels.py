@@ -80,7 +80,7 @@ def ladder(versions: Sequence[Version], times: str, base: Ladder) -> Ladder:
         floors_ms=base.floors_ms,
         notes=(
             "Timed by ece408 lab time: in turns, each call with new numbers, and each output "
-            "looked at; on the GPU without copies.",
+            "checked; on the GPU without copies.",
         ),
     )
 

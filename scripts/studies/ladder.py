@@ -16,7 +16,7 @@ from ece408_op.problem import ConvProblem
 
 from .bench_request import Request
 
-ABOUT_CPU = "Into memory that has been written before; of the textbook loops (reference) one run."
+ABOUT_CPU = "Into touched memory; one run of the textbook loops (reference)."
 ABOUT_GPU = "Each kernel by itself, by events; cuDNN through PyTorch."
 
 

@@ -34,7 +34,7 @@ ABOUT = (
     "kernel alone, launched repeatedly, and `op ms` the operator's forward call by MXNet; `beyond "
     "us` is a call's time without the kernel. MXNet's first call, in "
     "which cuDNN searches for its algorithm, and its error are in `mxnet first ms` and `mxnet "
-    f"error`. Of {_SERIES} calls in a row only the last is waited for."
+    f"error`. {_SERIES} calls in a row have one wait, for the last."
 )
 
 

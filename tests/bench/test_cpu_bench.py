@@ -44,7 +44,7 @@ def test_a_wrong_kernel_is_not_timed(mx, wrong):
     y = cpu_timer.bind(problem, x, w, ours=True).executor.forward()[0]
     assert cpu_timer.check(problem, x, w, y) < cpu_timer.TOLERANCE
     y[4, 2, 6, 17] = wrong
-    with pytest.raises(WrongResult, match=r"b5,c2,h9,w20,m3,k3x3 came out with a relative error"):
+    with pytest.raises(WrongResult, match=r"b5,c2,h9,w20,m3,k3x3 has a relative error"):
         cpu_timer.check(problem, x, w, y)
 
 

@@ -67,7 +67,7 @@ def test_what_has_no_time_is_noted(h200):
         "2_constant_weights has no time on conv1: line 3: error.",
         "3_shared_tiles has no time on conv2: 7 elements are not finite.",
         "cuDNN NHWC tf32 has no time on conv2: no algorithm.",
-        "cuDNN through PyTorch, in a process of its own (torch 2, cudnn 9).",
+        "cuDNN through PyTorch, in a separate process (torch 2, cudnn 9).",
     ):
         assert note in found.notes
     assert any(note.startswith("12_one_channel has no time on conv2: ") for note in found.notes)

@@ -81,7 +81,7 @@ def test_it_writes_what_it_prints_and_how_it_was_made(tmp_path):
     ("arguments", "code", "said"),
     [
         (("training", "--on", "gpu"), 2, "training is not measured on the gpu"),
-        (("layers", "--against", "openvino"), 2, "--against openvino: here there are"),
+        (("layers", "--against", "openvino"), 2, "--against openvino: give some of"),
         (("layers", "--repeat", "0"), 2, "--repeat 0: give 1 or more"),
         (("operator", "fa20_3", "--against", "none"), 14, "is neither a shape's name"),
         (("layers", "--against", "torch", "--peer-python", "/no"), 16, "/no does not run"),

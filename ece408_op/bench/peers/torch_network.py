@@ -84,7 +84,7 @@ def deconvolution(a: Attributes, x: torch.Tensor, w: torch.Tensor, *bias: torch.
 def reshaped(a: Attributes, x: torch.Tensor):
     codes = a.get("shape", None)
     if any(code < -1 for code in codes):
-        raise ValueError(f"shape {codes} is not known here")
+        raise ValueError(f"shape {codes} is not supported")
     return x.reshape([x.shape[k] if code == 0 else code for k, code in enumerate(codes)])
 
 
