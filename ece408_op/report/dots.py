@@ -28,7 +28,7 @@ def draw(axes: Any, rows: Sequence[Dot | None], marks: Sequence[float] = ()) -> 
     """Draw rows from the top. A line covers the middle half of the runs; the dot of a single run is
     hollow.
 
-    The axis spans whole powers of ten, with `marks` between them to provide enough ticks.
+    The axis covers the rows and `marks`, in whole powers of ten.
     """
     for place, dot in enumerate(rows):
         if dot is not None:

@@ -95,7 +95,7 @@ def finding(found: Sequence[Group]) -> str:
 
 
 def _about(found: Sequence[Group], device: str) -> str:
-    """Return the sentence for a device, if both we and others were measured on it."""
+    """Return our times on a device, with speed-ups over others if they were measured beside."""
     best = ""
     for group in found:
         lines = [line for line in group.lines if line.device == device]

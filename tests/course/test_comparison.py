@@ -63,7 +63,7 @@ def _job(script, **options):
 
 
 def _play(command):
-    """Simulate the milestones on a machine without a GPU."""
+    """Return a milestone's result on a machine without a GPU."""
     milestone = MILESTONES[this_python.parts(command)[1][0]]
     if milestone.on_gpu:
         return _result(stderr=f"ece408: error: {NO_DRIVER}\n", code=NoUsableGpu.exit_code)
@@ -77,7 +77,7 @@ def _play(command):
 
 @pytest.fixture
 def played(monkeypatch, elsewhere):
-    """Run the command with simulated child processes; return their commands."""
+    """Replace child processes by simulated ones; return the list of their commands."""
     commands = []
 
     def run(command):

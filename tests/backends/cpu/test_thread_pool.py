@@ -167,7 +167,7 @@ print("ok")
 
 @pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="needs two cores")
 def test_after_a_pause_openmp_wakes_its_threads_on_other_cores(run_python):
-    """OpenMP's threads are woken until they run; a thread with its own core stays on it."""
+    """The caller tries until they arrive; a thread pinned to a core stays on it."""
     watch = """
 import ctypes, os, threading, time
 from ece408_op.backends.cpu import native

@@ -16,7 +16,7 @@ SETTINGS = [
     *({"threads": count} for count in (1, 3)),
     {"isa": "baseline"},
 ]
-# Kernels of these networks differ, and take seconds to compile for each network.
+# Settings with separate kernels, which take seconds to compile for each network.
 COSTLY = [{"precision": "strict"}, {"emulation": "checked"}, {"kernel": "1_naive"}]
 FEW = ("mobilenet",)
 

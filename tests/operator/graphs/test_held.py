@@ -82,8 +82,8 @@ def counts(monkeypatch):
 
 @pytest.fixture
 def fewest(is_one_sequence):
-    """Return `counts` with cached parameters: the data, the large weights, and unread inputs; of 16
-    in all."""
+    """Return the least of `counts`, with cached parameters: the data, the large weights, and unread
+    inputs; of 16 in all."""
     return 0 if is_one_sequence else 3
 
 

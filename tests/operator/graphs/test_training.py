@@ -337,7 +337,7 @@ def test_only_gradients_that_are_wanted_are_computed(mx, rng):
             mx.nd.waitall()
         return [entry.direction for entry in log if entry.direction != "forward"]
 
-    # The same array twice: the one that is read need not be the one whose gradient is requested.
+    # The same array twice: a read of it does not request its gradient.
     for _ in range(2):
         assert directions() == ["backward_data", "backward_weight", "backward_weight"]
     x.attach_grad()
