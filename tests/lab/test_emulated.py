@@ -242,12 +242,12 @@ def test_a_file_that_needs_more_images_is_judged_with_more(check, old, new, with
     assert "not written: all in images 6 to 7, the last 2 of 8" in layers.failures[0].text
 
 
-WITH_ROWS = ("new-forward.cuh", "new-forward.cu", "one-method.cu")
-
-
 @pytest.mark.parametrize(
     ("name", "mode"),
-    first(1, [(name, mode) for name in WITH_ROWS for mode in ("fast", "checked")]),
+    first(
+        1,
+        [(name, mode) for name in ("new-forward.cuh", *ALIKE[::2]) for mode in ("fast", "checked")],
+    ),
 )
 def test_what_is_not_written_is_told(check, name, mode):
     text = CUDA_FORMS[name].replace("i < H_out * W_out;", "i < H_out * W_out - W_out;")
