@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import re
@@ -244,10 +245,7 @@ def test_a_file_that_needs_more_images_is_judged_with_more(check, old, new, with
 
 @pytest.mark.parametrize(
     ("name", "mode"),
-    first(
-        1,
-        [(name, mode) for name in ("new-forward.cuh", *ALIKE[::2]) for mode in ("fast", "checked")],
-    ),
+    first(1, itertools.product(("new-forward.cuh", *ALIKE[::2]), ("fast", "checked"))),
 )
 def test_what_is_not_written_is_told(check, name, mode):
     text = CUDA_FORMS[name].replace("i < H_out * W_out;", "i < H_out * W_out - W_out;")
