@@ -442,7 +442,7 @@ def test_too_little_memory_is_no_fault_of_the_file(check):
     # What the process itself takes is about as much.
     verdict = check("tiled.cu", TILED, PROBLEMS[:1], memory=640 << 20)
     assert verdict.by_machine == "NotEnoughMemory"
-    assert verdict.broken.startswith("the emulator has not enough memory")
+    assert verdict.broken.startswith("the emulator lacks memory")
 
 
 @pytest.mark.slow
@@ -456,7 +456,7 @@ def test_nor_does_it_count_on_other_layers(check):
     assert verdict.is_right
     assert not verdict.by_machine
     (others,) = verdict.elsewhere
-    assert others.failures[-1].text.startswith("the emulator has not enough memory")
+    assert others.failures[-1].text.startswith("the emulator lacks memory")
 
 
 def test_the_command_says_what_it_has_not_checked(run_here, tmp_path, monkeypatch):
