@@ -25,8 +25,9 @@ run: $(VENV)/.installed  ## set up and run m1.1 and m2.1; ARGS="1000" for fewer 
 BESIDE = --numprocesses $(shell n=$$(nproc); echo $$((n < 3 ? n + 1 : 4))) --dist loadfile \
     --no-loadscope-reorder
 
+# Threads of OpenMP that wait would take the cores from other tests.
 test: lint  ## set up, check style and types, run the tests
-	$(PY) -m pytest -q $(BESIDE)
+	OMP_WAIT_POLICY=passive $(PY) -m pytest -q $(BESIDE)
 
 emulate: $(VENV)/.installed-test  ## CUDA kernels on the CPU: this package's own, and planted mistakes
 	$(PY) -m pytest -q $(BESIDE) \

@@ -119,7 +119,9 @@ def test_a_failure_is_repeated_by_its_problem_and_seed(check):
     text = COURSE_2020.replace("= sum;", "= sum + (m == 1 && w == 3 && b == 1);")
     verdict = check("wrong.cc", text, problems=())
     assert sum(len(group.failures) for group in verdict.groups) > 7
-    for group in verdict.groups[::2]:
+    # Odd sizes are random: a group may have no problem with such an element.
+    failing = [group for group in verdict.groups if group.failures]
+    for group in failing[::2]:
         failure = group.failures[0]
         assert failure.first.startswith("image 1, filter 1, row 0, column 3: ")
         again = check("wrong.cc", text, (failure.problem,), seed=failure.seed)
@@ -150,7 +152,7 @@ def test_one_that_ends_on_other_sizes_is_right_for_its_terms(check):
     verdict = check("wrong.cc", text, problems=())
     assert verdict.is_right
     assert [group.name for group in verdict.elsewhere] == [checking.ODD]
-    assert "its process hung, or ended too often" in _said(verdict)
+    assert "has an instruction that this processor lacks (SIGILL)" in _said(verdict)
 
 
 @SLOW

