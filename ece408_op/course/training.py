@@ -55,8 +55,8 @@ class Recipe:
 
 
 # Models with their own parameters; the others of a term use the baseline's. This one is weak on
-# purpose: its first layer is too large, so tanh saturates, and training stops early, so many
-# predictions are close calls that a slightly wrong convolution changes.
+# purpose: its first layer is too large, so tanh saturates, and training stops early. Then many
+# predictions are close calls, which a slightly wrong convolution changes.
 _WEAK = Recipe("2017fa", "ece408-low", epochs=1, first_layer_scale=4.0, steps=6)
 
 

@@ -80,7 +80,7 @@ struct Call {
     }
 };
 
-// The call whose methods are asked for one by one.
+// The call whose methods run one by one.
 Call call;
 
 }  // namespace

@@ -26,7 +26,7 @@ inline const char* advice(cudaError_t status) {
     switch (status) {
         case cudaErrorInvalidValue:
         case cudaErrorInvalidConfiguration:
-            return " (does a launch ask for 0 blocks, over 1024 threads in a block, over 65535 blocks "
+            return " (does a launch have 0 blocks, over 1024 threads in a block, over 65535 blocks "
                    "in y or z, or too much shared memory; or a copy for more than an array has?)";
         case cudaErrorLaunchOutOfResources:
             return " (do the threads of a block need more registers than there are? try fewer, or "

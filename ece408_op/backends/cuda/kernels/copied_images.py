@@ -63,7 +63,7 @@ class CopiedImages(Family):
         planes = (problem.height * problem.width, problem.out_height * problem.out_width)
         if problem.out_width % 2 or planes[0] % 4 or planes[1] % 4:
             return (
-                "it moves images and outputs in pieces of 16 bytes, not of "
+                "it moves images and outputs in vectors of 16 bytes, not of "
                 f"{problem.height}x{problem.width} and {problem.out_height}x{problem.out_width}"
             )
         if next(self._fitting(problem, gpu_limits.LEAST_SHARED_BYTES), None) is None:

@@ -392,7 +392,7 @@ def test_one_compile_serves_every_batch(kernel):
         ("15_winograd", "b1,c1,h20,w20,m2,k3x1", "odd widths from 3 only, not 1"),
         ("15_winograd", "b1,c1,h20,w20,m2,k11x9", "registers for a kernel of 11x9"),
         ("15_winograd", "b1,c1,h20,w20,m2000,k3", "more than 48 KiB"),
-        ("16_copy_engine", "b1,c1,h20,w21,m2,k3", "in pieces of 16 bytes, not of 20x21 and 18x19"),
+        ("16_copy_engine", "b1,c1,h20,w21,m2,k3", "in vectors of 16 bytes, not of 20x21 and 18x19"),
         ("16_copy_engine", "b1,c1,h200,w200,m2,k3", "more threads, registers or shared memory"),
         ("16_copy_engine", "b1,c1,h72,w72,m12,k7", "more threads, registers or shared memory"),
         ("depthwise", "b1,c4,h20,w20,m8,k3,g4", "one filter only, not 4 channels and 8 filters"),
@@ -403,7 +403,7 @@ def test_one_compile_serves_every_batch(kernel):
         ("depthwise", "b1,c2,h20,w20,m2,k9,g2", "at most 7x7 over 64 rows, not 9x9 over 9"),
         ("depthwise_backward_weight", "b1,c2,h20,w9000,m2,k3,g2", "do not fit into 48 KiB"),
         ("depthwise_backward_data", "b1,c2,h20,w20,m2,k3,s5x1,g2", r"at most 4, not \(5, 1\)"),
-        ("19_more_registers", "b1,c1,h20,w21,m2,k3", "in pieces of 16 bytes"),
+        ("19_more_registers", "b1,c1,h20,w21,m2,k3", "in vectors of 16 bytes"),
         ("19_more_registers", "b1,c1,h200,w200,m2,k3", "more threads, registers or shared memory"),
     ]
 )
