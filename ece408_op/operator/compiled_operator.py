@@ -85,7 +85,7 @@ _DRIVER = (
 
 _OTHERS = (
     *("forward_f32", "packed_floats", "pack", "forward_packed"),
-    *("share", "use_workers", "batch_norm_forward", "batch_norm_backward", "pool"),
+    *("parallel_for", "use_workers", "batch_norm_forward", "batch_norm_backward", "pool"),
 )
 
 

@@ -155,7 +155,7 @@ typedef int ece408_report(const char* layer, int direction, int gpu, int type,
                           const int64_t* sizes, const ece408_plan* plan, double seconds,
                           double gpu_seconds);
 
-/* The functions of ece408.h with these names, in another library; `parallel_for` is ece408_share. */
+/* The functions of ece408.h with these names, in another library. */
 typedef struct ece408_others {
     ece408_function* forward_f32;
     int64_t (*packed_floats)(const ece408_problem* problem, int isa, int kernel);
@@ -164,7 +164,7 @@ typedef struct ece408_others {
     int (*forward_packed)(const ece408_problem* problem, const float* x, const float* w,
                           const float* bias, const float* packed, const ece408_epilogue* epilogue,
                           float* y, int threads, int isa, int kernel);
-    void (*parallel_for)(int threads, int64_t count, ece408_pieces* pieces, const void* work);
+    void (*parallel_for)(int threads, int64_t count, ece408_chunks* chunk, const void* work);
     void (*use_workers)(int threads);
     int (*batch_norm_forward)(const ece408_batch* batch, const float* x, const float* added,
                               const float* gamma, const float* beta, float* y, float* mean,

@@ -74,8 +74,8 @@ def test_work_is_as_exact_as_it_says():
 
     gpu = FakeGpu()
 
-    def precision(*asked):
-        plans = [plan for each in asked for plan in each.plans(gpu, 10)]
+    def precision(*works):
+        plans = [plan for each in works for plan in each.plans(gpu, 10)]
         return work.done(GpuTime(0.0), plans).precision
 
     assert precision(asked("float32")) == "float32"

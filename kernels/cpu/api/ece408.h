@@ -183,12 +183,12 @@ ECE408_EXPORT int ece408_ceiling_stores(float* to, int64_t floats, int threads, 
 ECE408_EXPORT int ece408_ceiling_reads(const float* from, int64_t floats, int threads, int isa);
 
 /* Computes chunks [begin, end) of some work as thread number `thread`. */
-typedef void ece408_pieces(const void* work, int64_t begin, int64_t end, int thread);
+typedef void ece408_chunks(const void* work, int64_t begin, int64_t end, int thread);
 
 /* Parallel for: computes `count` chunks of some work, each once and in any order, on the caller's thread
  * and on threads of the pool that have a core, at most `threads` in all. Each has its own number below
  * `threads`. Returns when all chunks are done. */
-ECE408_EXPORT void ece408_share(int threads, int64_t count, ece408_pieces* pieces,
+ECE408_EXPORT void ece408_parallel_for(int threads, int64_t count, ece408_chunks* chunk,
                                 const void* work);
 
 /* With `threads` above 0, this thread's calls use workers, not OpenMP's threads; `threads` - 1 workers are

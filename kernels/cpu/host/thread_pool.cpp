@@ -63,7 +63,7 @@ uint64_t filling_of(uint64_t ticket) { return ticket / kFilling; }
 constexpr uint32_t kCallerSleeps = uint32_t{1} << 31;
 
 struct Job {
-    ece408_pieces* body;
+    ece408_chunks* body;
     const void* work;
     int64_t count, portions;
     int threads;
@@ -87,7 +87,7 @@ struct alignas(128) Slot {
     std::atomic<uint64_t> ticket;
     std::atomic<uint32_t> unfinished;
     // The job. It does not change while portions are left to claim.
-    std::atomic<ece408_pieces*> body;
+    std::atomic<ece408_chunks*> body;
     std::atomic<const void*> work;
     std::atomic<int64_t> count, portions;
     std::atomic<int> threads;
@@ -509,7 +509,7 @@ void begin_forked_child() {
 }  // namespace
 }  // namespace ece408
 
-void ece408_share(int threads, int64_t count, ece408_pieces* body, const void* work) {
+void ece408_parallel_for(int threads, int64_t count, ece408_chunks* body, const void* work) {
     using namespace ece408;
     const int most = std::min(threads, kMostThreads);
     threads = static_cast<int>(std::min<int64_t>(most, count));

@@ -23,7 +23,7 @@ void parallel_for_ranges(int threads, int64_t count, const Work& work) {
     const auto run = [](const void* all, int64_t begin, int64_t end, int thread) {
         (*static_cast<const Work*>(all))(begin, end, thread);
     };
-    ece408_share(threads, count, run, &work);
+    ece408_parallel_for(threads, count, run, &work);
 }
 
 // Calls work(chunk, thread) for each of `count` chunks.

@@ -22,9 +22,9 @@ CHUNKS = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64,
 
 
 def parallel_for(threads, count, chunks):
-    """Call `ece408_share` with chunks(begin, end, thread)."""
+    """Call `ece408_parallel_for` with chunks(begin, end, thread)."""
     call = CHUNKS(lambda _, begin, end, thread: chunks(begin, end, thread))
-    native.library().ece408_share(threads, ctypes.c_int64(count), call, None)
+    native.library().ece408_parallel_for(threads, ctypes.c_int64(count), call, None)
 
 
 @every(count=[0, 1, 2, 3, 50, 1000, 200001], threads=[1, 2, 3, 7, 40])
@@ -184,7 +184,7 @@ def cores_of_helper(bound_to=None):
             if bound_to is not None:
                 os.sched_setaffinity(0, {bound_to})
     call = CHUNKS(chunk)
-    native.library().ece408_share(2, ctypes.c_int64(2), call, None)
+    native.library().ece408_parallel_for(2, ctypes.c_int64(2), call, None)
     return found[0]
 
 # So few regions do not make the machine busy.
