@@ -69,7 +69,7 @@ def test_what_is_no_target_is_one_line(mx, capsys, tmp_path):
         (["b1,c2"], 14, "'b1,c2' lacks height"),
         ([net], 16, "add --image, such as --image 3x224x224"),
         ([net, "--image", "large"], 16, "'large' is not channels, height and width"),
-        ([net, "--image", "1x3x3"], 9, "the network does not take images of 1x3x3"),
+        ([net, "--image", "1x3x3"], 9, "the network does not accept images of 1x3x3"),
         (["fa19_1", "--batch-size", "0"], 3, "0 is not a batch size"),
         (["fa19_1", "--precision", "half"], 16, "unknown precision 'half'"),
     ]:
