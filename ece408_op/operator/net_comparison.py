@@ -77,7 +77,7 @@ def _bound(symbol: Any, arg_params: Any, aux_params: Any, x: np.ndarray) -> Any:
     except (mx.MXNetError, RuntimeError, ValueError) as error:
         sizes = "x".join(map(str, x.shape[1:]))
         line = str(error).strip().splitlines()[-1]
-        raise InvalidSetting(f"the network does not take images of {sizes}: {line}") from error
+        raise InvalidSetting(f"the network does not accept images of {sizes}: {line}") from error
     return lambda: executor.forward(is_train=False, **{inputs[0]: mx.nd.array(x)})
 
 

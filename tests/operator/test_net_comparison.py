@@ -105,4 +105,4 @@ def test_given_images_are_what_networks_are_compared_on(stored, tmp_path, monkey
         assert reason in capsys.readouterr().err
     np.save(tmp_path / "other.npy", images[:, :1])
     assert main.execute([*command, str(tmp_path / "other.npy")]) == InvalidSetting.exit_code
-    assert "the network does not take images of 1x7x7" in capsys.readouterr().err
+    assert "the network does not accept images of 1x7x7" in capsys.readouterr().err
