@@ -326,7 +326,11 @@ class Machine:
         if name in self.owners:
             return
         self.mx.nd.waitall()
-        other = self.mx.nd.from_dlpack(parameter.data().to_dlpack_for_write())
+        try:
+            other = self.mx.nd.from_dlpack(parameter.data().to_dlpack_for_write())
+        except self.mx.MXNetError:
+            # MXNet's own convolution has left the array in a layout of oneDNN's.
+            return
         self._lent.append(other)
         self.call()
         other[:] = values
