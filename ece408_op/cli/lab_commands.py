@@ -234,7 +234,7 @@ def _add_rank(actions: Any) -> None:
         help="folder for ranking.json, ranking.csv and ranking.html (default: ranking)",
     )
     parser.add_argument(
-        "--again", action="store_true", help="time all files anew, and compare with last time"
+        "--again", action="store_true", help="time all files again, and compare with last time"
     )
     parser.add_argument(
         "--jobs", metavar="N", type=int, help="files checked at a time (default: half the cores)"

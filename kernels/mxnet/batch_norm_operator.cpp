@@ -193,7 +193,7 @@ REGISTER_OP(_backward_ece408_batch_norm)
 
 }  // namespace
 
-// In the place of lib_api's (setup.py), which allocates the numbers anew. MXNet asks whenever it lists a
+// In the place of lib_api's (setup.py), which allocates the numbers each time. MXNet asks whenever it lists a
 // graph's inputs, copies the numbers at once, and never frees them.
 int _opCallMutateInputs(mxnet::ext::mutateInputs_t mutate, const char* const* keys,
                         const char* const* values, int count, int** numbers, int* size) {

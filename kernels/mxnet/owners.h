@@ -1,5 +1,5 @@
 // Objects that outlive the operators that use them: MXNet may make a hybridized block's operators
-// anew for every call.
+// again for every call.
 #pragma once
 
 #include <map>

@@ -173,6 +173,10 @@ class Builder:
 
     def empty(self, shape: Sequence[int], constant: bool, dtype: str = "float32") -> Value:
         """Return a new array, without a claim."""
+        if min(shape, default=1) < 1:
+            raise UnsupportedProblem(
+                f"{self.node}: an array of shape {tuple(shape)} has no elements"
+            )
         elements = math.prod(shape)
         if elements > _MOST_ELEMENTS:
             raise UnsupportedProblem(

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Optional, TypeVar
 
 from ... import settings
-from ...errors import NotEnoughMemory
+from ...errors import Ece408Error, NotEnoughMemory
 from . import microbatches, network_program
 from .chunk_pipeline import Pass, Ready
 from .graph import Graph
@@ -144,7 +144,7 @@ class Resident:
 
         try:
             return microbatches.early(steps, inputs.image_bytes(), few)
-        except Exception:  # As in `_divided`.
+        except Ece408Error:  # As in `_divided`.
             return None
 
     def _divided(self, inputs: Inputs, images: int, call: Call) -> tuple[Steps, list[Value]]:
@@ -152,7 +152,7 @@ class Resident:
         if images < inputs.images:
             try:
                 found = network_program.build(self._graph, inputs.of_images(images), self.machine)
-            except Exception:
+            except Ece408Error:
                 # A graph that is valid for the whole batch may be invalid for fewer images:
                 # constant shapes, slices of axis 0. Errors of the graph itself are raised below.
                 found = None

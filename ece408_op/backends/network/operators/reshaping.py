@@ -85,7 +85,8 @@ def _squeeze(builder: Builder, attributes: Attributes, operands: list[Operand]) 
 
 def _transpose(builder: Builder, attributes: Attributes, operands: list[Operand]) -> Operand:
     x = builder.dense(operands[0])
-    axes = attributes.integers("axes", ()) or tuple(reversed(range(len(x.shape))))
+    named = attributes.integers("axes", ()) or tuple(reversed(range(len(x.shape))))
+    axes = tuple(axis_of(axis, len(x.shape)) for axis in named)
     if axes[0] != 0:
         builder.mixes_images()
     y = builder.empty([x.shape[axis] for axis in axes], x.constant)
