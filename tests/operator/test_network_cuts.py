@@ -209,7 +209,9 @@ def test_a_kernel_that_is_asked_for_is_told_about_once(mx, x, capsys, monkeypatc
     with settings.override(kernel="1_naive"):
         for _ in range(2):
             expect(ece408_op.to_gpu(net)(x), net(x))
-    assert capsys.readouterr().err.splitlines() == [
+    # Other lines may say that another process compiles the emulator.
+    lines = capsys.readouterr().err.splitlines()
+    assert [line for line in lines if "1_naive" in line] == [
         "ece408: kernel 1_naive is requested, but not used in a whole network on the GPU, which "
         "chooses its own; it is for layers that run one by one"
     ]
