@@ -10,6 +10,7 @@ import argparse
 import collections
 import contextlib
 import functools
+import json
 import multiprocessing
 import os
 import random
@@ -269,7 +270,7 @@ class Case:
 
     def _moved(self, call, number):
         """Return MXNet's result in float64, or in float32 if it has none, of arrays perturbed by
-        float32's roundings."""
+        float32's roundings, every array of the chain rounded to multiples of such a rounding."""
 
         def near(arrays):
             return {
@@ -278,7 +279,13 @@ class Case:
             }
 
         dtype = "float32" if call.exact is call.reference else "float64"
-        return self._expected(near(call.found), dtype, near(self.aux))[number]
+        found, aux = near(call.found), near(self.aux)
+        internals = self.chain.symbol.get_internals()
+        largest = map(_largest, self._expected(found, dtype, aux, internals))
+        rounded = _rounding(
+            self.mx, self.chain.symbol, dict(zip(internals.list_outputs(), largest))
+        )
+        return self._expected(found, dtype, aux, rounded)[number]
 
     def left(self):
         """Return names of the nodes left to MXNet."""
@@ -291,10 +298,48 @@ class Case:
         return f"case {self.number}, {chain.shapes}, {list(chain.kinds.values())} {' '.join(how)}"
 
 
-def _same_infinities(found, reference, finite, moved):
-    """Tell whether infinities and NaN are equal. Where a sum cancels, to 0 or to a rounding, they
-    need not be: roundings of the inputs make its reciprocal finite."""
-    same = finite | (found == reference) | (np.isnan(found) & np.isnan(reference))
+def _largest(values):
+    return np.abs(values[np.isfinite(values)]).max(initial=0)
+
+
+def _rounding(mx, symbol, largest):
+    """Return the symbol with the operators' results rounded to multiples of `_ROUNDING` of their
+    `largest` element, by name: what is left of a sum that cancels becomes 0."""
+    graph = json.loads(symbol.tojson())
+    nodes, places = [], {}
+
+    def added(op, name, inputs, attributes):
+        nodes.append({"op": op, "name": name, "inputs": inputs, "attrs": attributes})
+        return [len(nodes) - 1, 0, 0]
+
+    def place(entry):
+        old, output = graph["nodes"][entry[0]], entry[1]
+        names = (f"{old['name']}_output", f"{old['name']}_output{output}")
+        found = [largest[name] for name in names if largest.get(name)]
+        if (entry[0], output) not in places:
+            at = [places[entry[0], None][0], output, 0]
+            if old["op"] != "null" and found:
+                step = 2.0 ** np.floor(np.log2(found[0] * _ROUNDING))
+                at = added("_div_scalar", f"{names[1]}_steps", [at], {"scalar": repr(step)})
+                at = added("rint", f"{names[1]}_whole", [at], {})
+                at = added("_mul_scalar", f"{names[1]}_rounded", [at], {"scalar": repr(step)})
+            places[entry[0], output] = at
+        return places[entry[0], output]
+
+    for number, node in enumerate(graph["nodes"]):
+        inputs = [place(entry) for entry in node["inputs"]]
+        places[number, None] = added(node["op"], node["name"], inputs, node.get("attrs", {}))
+    graph["heads"] = [[places[number, None][0], output, 0] for number, output, _ in graph["heads"]]
+    graph["arg_nodes"] = [number for number, node in enumerate(nodes) if node["op"] == "null"]
+    del graph["node_row_ptr"]
+    return mx.sym.load_json(json.dumps({**graph, "nodes": nodes}))
+
+
+def _same_infinities(found, reference, exact, finite, moved):
+    """Tell whether infinities and NaN are equal to those of either. Where a sum cancels, to 0 or to
+    a rounding, they need not be: roundings of the inputs make its reciprocal finite."""
+    same = finite | (np.isnan(found) & np.isnan(reference))
+    same |= (found == reference) | (found == exact)
     return same.all() or (same | np.isfinite(moved())).all()
 
 
@@ -310,7 +355,7 @@ def difference(found, reference, exact, is_whole, moved):
     finite = np.isfinite(reference)
     if not np.array_equal(finite, np.isfinite(exact)):
         finite &= np.isfinite(exact)
-    elif not _same_infinities(found, reference, finite, moved):
+    elif not _same_infinities(found, reference, exact, finite, moved):
         return "other infinities or NaN"
     if not finite.any():
         return None
@@ -324,13 +369,14 @@ def difference(found, reference, exact, is_whole, moved):
         if error <= allowed:
             return None
         value = other()
-        # Roundings may make a square root's argument negative.
-        own = np.nan_to_num(apart(value, exact), nan=_MOST_OF_MXNET)
-        allowed = max(allowed, FACTOR * own) if own <= _MOST_OF_MXNET else allowed
-        # Reciprocals of sums that cancel, which roundings of the inputs change at will.
+        # Reciprocals of sums that cancel, which roundings change at will; arguments of square roots
+        # that roundings make negative.
         with np.errstate(invalid="ignore"):
-            finite &= ~(np.abs(value - exact) > _MOST_OF_MXNET * largest)
-        error = min(apart(found, reference), apart(found, exact)) if finite.any() else 0
+            finite &= np.abs(value - exact) <= _MOST_OF_MXNET * largest
+        if not finite.any():
+            return None
+        allowed = max(allowed, FACTOR * apart(value, exact))
+        error = min(apart(found, reference), apart(found, exact))
     return None if error <= allowed else f"error {error:.2e}, allowed {allowed:.2e}"
 
 
