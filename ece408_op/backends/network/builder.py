@@ -271,8 +271,7 @@ class Builder:
         value = self.value(operand)
         if not value.dense and shape[:1] != value.shape[:1]:
             value = self.dense(value)
-        # The image stride belongs to the old shape.
-        return replace(value, shape=shape, image=0 if value.dense else value.image)
+        return replace(value, shape=shape)
 
     def into(self, operand: Operand, y: Value) -> None:
         """Compute the operand into `y`, an array of its shape."""
@@ -357,8 +356,7 @@ class Builder:
             plan = apart.images
         plan = of_x.added_to(replace(plan, defines=(*plan.defines, *defines), apart=None))
         # The array in the layer's own shape, so that `emit` checks all that the kernel writes.
-        image = 0 if y.dense else y.image
-        own = replace(y, shape=pending.problem.y_shape, image=image)
+        own = replace(y, shape=pending.problem.y_shape)
         made = self.emit(plan, own, read, pending.node, pending.problem if pending.logged else None)
         return replace(made, shape=y.shape)
 

@@ -28,14 +28,19 @@ class Buffer:
 
 @dataclass(frozen=True, eq=False)
 class Value:
-    """An array at `offset` bytes in a buffer; `image` is the stride between images in elements, if
-    images are not contiguous."""
+    """An array at `offset` bytes in a buffer; `image` is the stride between images in elements; 0
+    means that images are contiguous."""
 
     buffer: Buffer
     shape: tuple[int, ...]
     offset: int = 0
     image: int = 0
     dtype: str = "float32"
+
+    def __post_init__(self) -> None:
+        # A stride that says nothing must not outlive the shape.
+        if self.image == self.per_image:
+            object.__setattr__(self, "image", 0)
 
     @property
     def constant(self) -> bool:
@@ -63,7 +68,7 @@ class Value:
     @property
     def dense(self) -> bool:
         """Whether images are contiguous."""
-        return self.image in (0, self.per_image)
+        return not self.image
 
 
 @dataclass(frozen=True)
