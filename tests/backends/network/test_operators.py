@@ -85,6 +85,11 @@ def _operators(sym):
         ],
         "scaled": [
             sym.UpSampling(x, scale=3, sample_type="nearest"),
+            sym.UpSampling(
+                sym.split(sym.expand_dims(x, 1), num_outputs=1, axis=1, squeeze_axis=True),
+                scale=2,
+                sample_type="nearest",
+            ),
             sym.contrib.AdaptiveAvgPooling2D(x, output_size=1),
         ],
         "resized": [
@@ -145,6 +150,17 @@ def test_the_largest_where_some_are_no_numbers(mx):
     assert np.isnan(expected[0]).sum() == 2
     for pair in zip(found, expected):
         np.testing.assert_array_equal(*pair)
+
+
+def test_a_negative_zero_is_kept_where_mxnet_keeps_it(mx):
+    x = mx.sym.Variable("data")
+    outputs = [mx.sym.relu(x), mx.sym.Activation(x, act_type="relu"), mx.sym.clip(x, 0, 1)]
+    outputs += [each(x, zero) for each in (mx.sym.maximum, mx.sym.minimum) for zero in (0.0, -0.0)]
+    case = Case(mx.sym.Group(outputs), data=(2, 9))
+    case.arrays["data"][:, :4] = -0.0, 0.0, -1, 1
+    for found, expected in zip(case.run(case.network()), case.expected()):
+        np.testing.assert_array_equal(found, expected)
+        np.testing.assert_array_equal(np.signbit(found), np.signbit(expected))
 
 
 def test_why_an_operator_is_not_computed_is_said():

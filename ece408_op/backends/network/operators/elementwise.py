@@ -12,7 +12,8 @@ from ..node_attributes import Attributes
 from ..pointwise import leaf, number
 from .operator import Operator, channels_of
 
-RELU = "({0}<0.f?0.f:{0})"
+# As in MXNet, -0 becomes 0 and NaN stays.
+RELU = "({0}<=0.f?0.f:{0})"
 _UNARY = {
     "relu": RELU,
     "sigmoid": "(1.f/(1.f+expf(-{0})))",
@@ -39,8 +40,8 @@ _SCALAR = {
     "_mul_scalar": "({{0}}*{})",
     "_div_scalar": "({{0}}/{})",
     "_rdiv_scalar": "({}/{{0}})",
-    "_maximum_scalar": "({{0}}<{0}?{0}:{{0}})",
-    "_minimum_scalar": "({{0}}>{0}?{0}:{{0}})",
+    "_maximum_scalar": "({{0}}<={0}?{0}:{{0}})",
+    "_minimum_scalar": "({{0}}>={0}?{0}:{{0}})",
     "_power_scalar": "powf({{0}},{})",
 }
 # Of S. Klambauer and others, Self-Normalizing Neural Networks, 2017.
