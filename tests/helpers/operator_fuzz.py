@@ -48,6 +48,7 @@ _MOST_ELEMENTS = 40000
 _MOST_OF_AXIS = {1: 40, 2: 30, 3: 11, 4: 9, 5: 4, 6: 3}
 _EXACT, _ROUNDING = 2**24, 2**-21
 _MOST_ATTEMPTS = 1000
+_ACTIVATIONS = {"activation", "leakyrelu"}
 # How often the inputs are perturbed before a result is wrong: a single time may change little by
 # chance.
 _MOVES = 5
@@ -183,6 +184,10 @@ class Case:
             reference = self._expected(found, "float32")
         except self.mx.MXNetError:
             return None
+        # MXNet's deconvolution in float64 is wrong with a dilation and a stride.
+        dilates = (each.get("dilate", "") for each in self.chain.symbol.attr_dict().values())
+        if "Deconvolution" in self.chain.kinds.values() and any("2" in each for each in dilates):
+            return Call(found, reference, reference)
         try:
             return Call(found, reference, self._expected(found, "float64"))
         except self.mx.MXNetError:
@@ -254,23 +259,26 @@ class Case:
             for number, each in enumerate(zip(self._run(call), call.reference, call.exact)):
                 moved = functools.partial(self._moved, call, number)
                 reason = difference(*each, self.whole and self.chain.exact, moved)
-                if reason is not None and not self._is_odd_softmax(call):
+                if reason is not None and not self._is_odd(call):
                     images = len(call.found["data"])
                     return f"output {number} for {images} images: {reason}"
         return None
 
-    def _is_odd_softmax(self, call):
-        """Tell whether a softmax reads infinities or NaN: MXNet's result then depends on its
-        implementation."""
-        if not any("softmax" in kind.lower() for kind in self.chain.kinds.values()):
+    def _is_odd(self, call):
+        """Tell whether a softmax reads infinities or NaN, or an activation does that MXNet computes
+        in float32 alone: its result then depends on the implementation."""
+        kinds = {kind.lower() for kind in self.chain.kinds.values()}
+        is_in_float32 = call.exact is call.reference and not kinds.isdisjoint(_ACTIVATIONS)
+        if not is_in_float32 and not any("softmax" in kind for kind in kinds):
             return False
         symbol = self.chain.symbol.get_internals()
         found = self._expected(call.found, "float32", symbol=symbol)
         return not all(np.isfinite(each).all() for each in found)
 
-    def _moved(self, call, number):
+    def _moved(self, call, number, steps=(0,)):
         """Return MXNet's result in float64, or in float32 if it has none, of arrays perturbed by
-        float32's roundings, every array of the chain rounded to multiples of such a rounding."""
+        float32's roundings, every array of the chain rounded to multiples of such a rounding and
+        shifted by some of these `steps`."""
 
         def near(arrays):
             return {
@@ -282,9 +290,9 @@ class Case:
         found, aux = near(call.found), near(self.aux)
         internals = self.chain.symbol.get_internals()
         largest = map(_largest, self._expected(found, dtype, aux, internals))
-        rounded = _rounding(
-            self.mx, self.chain.symbol, dict(zip(internals.list_outputs(), largest))
-        )
+        largest = dict(zip(internals.list_outputs(), largest))
+        shift = functools.partial(self.values.choice, steps)
+        rounded = _rounding(self.mx, self.chain.symbol, largest, shift)
         return self._expected(found, dtype, aux, rounded)[number]
 
     def left(self):
@@ -302,9 +310,10 @@ def _largest(values):
     return np.abs(values[np.isfinite(values)]).max(initial=0)
 
 
-def _rounding(mx, symbol, largest):
+def _rounding(mx, symbol, largest, shift):
     """Return the symbol with the operators' results rounded to multiples of `_ROUNDING` of their
-    `largest` element, by name: what is left of a sum that cancels becomes 0."""
+    `largest` element, by name: what is left of a sum that cancels becomes 0, or the multiple that
+    `shift` returns."""
     graph = json.loads(symbol.tojson())
     nodes, places = [], {}
 
@@ -322,6 +331,7 @@ def _rounding(mx, symbol, largest):
                 step = 2.0 ** np.floor(np.log2(found[0] * _ROUNDING))
                 at = added("_div_scalar", f"{names[1]}_steps", [at], {"scalar": repr(step)})
                 at = added("rint", f"{names[1]}_whole", [at], {})
+                at = added("_plus_scalar", f"{names[1]}_shift", [at], {"scalar": str(shift())})
                 at = added("_mul_scalar", f"{names[1]}_rounded", [at], {"scalar": repr(step)})
             places[entry[0], output] = at
         return places[entry[0], output]
@@ -365,7 +375,8 @@ def difference(found, reference, exact, is_whole, moved):
         return np.abs(a[finite] - b[finite]).max() / largest
 
     error, allowed = min(apart(found, reference), apart(found, exact)), BELOW
-    for other in (lambda: reference, *_MOVES * [moved]):
+    shifted = functools.partial(moved, (-1, 0, 1))
+    for other in (lambda: reference, moved, *_MOVES * [shifted]):
         if error <= allowed:
             return None
         value = other()
