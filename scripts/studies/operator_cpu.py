@@ -36,14 +36,17 @@ def rows(request: Request) -> Iterator[Row]:
     """Yield three rows for each case and batch: into touched memory, into fresh memory, both
     gradients."""
     isa, threads = native.isas()[0], settings.threads()
+    problems = [
+        (case, shapes.find(case if "," not in case else f"b1,{case}", batch))
+        for case in request.cases
+        for batch in request.batches
+    ]
     top = ceilings.measure(isa, threads)
     with request.peer("torch", TorchPeer) as peer:
-        for case in request.cases:
-            for batch in request.batches:
-                problem = shapes.find(case if "," not in case else f"b1,{case}", batch)
-                few = dataclasses.replace(problem, batch=min(batch, _MOST_FOR_GRADIENTS))
-                for measured, at in ((_warm, problem), (_fresh, problem), (_gradients, few)):
-                    yield {"case": case, "batch": at.batch, **measured(at, request, peer, top)}
+        for case, problem in problems:
+            few = dataclasses.replace(problem, batch=min(problem.batch, _MOST_FOR_GRADIENTS))
+            for measured, at in ((_warm, problem), (_fresh, problem), (_gradients, few)):
+                yield {"case": case, "batch": at.batch, **measured(at, request, peer, top)}
     top = top.best(ceilings.measure(isa, threads))
     request.versions["ceilings"] = (
         f"{top.gflops:.0f} GFLOP/s, {top.store_gbs:.1f} GB/s stored, {top.read_gbs:.1f} read, "

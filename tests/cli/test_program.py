@@ -125,14 +125,6 @@ program.run("test", work)
     assert (tmp_path / "file").read_text() == "True"
 
 
-def test_a_scripts_errors_are_one_line(tmp_path):
-    script = next(path for path in PROGRAMS if path.name == "bench.py")
-    result = _run("", sys.executable, str(script), "operator", "nonsense", "--against", "none")
-    assert result.stderr.startswith("bench: error: ")
-    assert len(result.stderr.splitlines()) == 1
-    assert 2 < result.returncode < 126
-
-
 @pytest.mark.parametrize("unbuffered", ["", "1"])
 def test_a_line_on_stderr_is_seen_at_once(run_python, unbuffered):
     code = (

@@ -59,7 +59,7 @@ def in_kept(kept_with_data):
 
 def test_final_runs_the_whole_network(run_here, in_kept):
     """In parts of a batch; a requested kernel computes convolutions alone."""
-    result = run_here("final", "4", "--emulate", "--batch-size", "3", "--term", "2018sp")
+    result = run_here("final", "3", "--emulate", "--batch-size", "2", "--term", "2018sp")
     emulated = r"Op Time: \d+\.\d{6} \(emulated\)\n"
     assert re.fullmatch(LOADING + emulated * 4 + "Correctness: 1.0 Model: ece408\n", result.stdout)
     assert "CUDA kernels run on the CPU, by the emulator" in result.stderr

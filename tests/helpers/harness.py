@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 from studies import guarded
 
 from ece408_op import settings
 from ece408_op.backends import Backend
+from ece408_op.backends.cpu import native
+from ece408_op.backends.cpu.reference import ReferenceBackend
 from ece408_op.bench import oracle
 from ece408_op.problem import ConvProblem
 
@@ -96,6 +100,18 @@ def check_exact(
         expected = oracle.backward_data(problem, w, dy) + (0 if onto_x is None else onto_x)
         found = backward_data(backend, problem, w, dy, onto_x, side)
         np.testing.assert_array_equal(found, expected, err_msg=f"backward {problem}")
+
+
+def check_large_batch(backend: Backend, problem: ConvProblem, rng: np.random.Generator) -> None:
+    """Check the forward pass of a batch that repeats a few images, on every instruction set."""
+    few = replace(problem, batch=7)
+    x, w, bias = inputs(few, rng)
+    expected = np.resize(forward(ReferenceBackend(), few, x, w, bias), problem.y_shape)
+    x = np.resize(x, problem.x_shape)
+    for isa in native.isas():
+        with settings.override(isa=isa):
+            found = forward(backend, problem, x, w, bias, side="start")
+        assert np.array_equal(found, expected), f"{isa} {problem}"
 
 
 def check_threads(

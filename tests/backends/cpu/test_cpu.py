@@ -144,12 +144,7 @@ def test_outputs_larger_than_the_cache(text, rng):
     """Such outputs are written by non-temporal stores of whole lines, at any alignment."""
     problem = ConvProblem.parse(text)
     assert 4 * np.prod(problem.y_shape) > 32 << 20
-    arrays = inputs(problem, rng)
-    expected = forward(reference, problem, *arrays)
-    for isa in native.isas():
-        with settings.override(isa=isa):
-            found = forward(cpu, problem, *arrays, side="start")
-        np.testing.assert_array_equal(found, expected, err_msg=isa)
+    harness.check_large_batch(cpu, problem, rng)
 
 
 @every(

@@ -108,16 +108,20 @@ DIRECTIONS = ("forward", "backward_data", "backward_weight", "backward_bias")
 cpu, strict = CpuBackend(), CpuBackend("strict", "strict")
 
 
+def placed(side, *arrays):
+    """Return copies that are beside forbidden memory and may not be written."""
+    return [None if a is None else guarded.place(a, side, read_only=True) for a in arrays]
+
+
 def run(problem, direction, x, w, bias, dy, onto, side="end", cpu=cpu):
-    """Run one direction on guarded arrays; the output holds NaN first or, if accumulating,
+    """Run one direction on `placed` arrays; the output holds NaN first or, if accumulating,
     `onto`."""
     accumulate = onto is not None
     shape = dict(zip(DIRECTIONS, _output_shapes(problem)))[direction]
     before = onto if accumulate else np.full(shape, np.nan, problem.dtype)
     out = guarded.place(before, side)
     needed = {"forward": (x, w, bias), "backward_data": (w, dy)}.get(direction, (x, dy))
-    places = [None if a is None else guarded.place(a, side, read_only=True) for a in needed]
-    at = [None if a is None else a.ctypes.data for a in places]
+    at = [None if a is None else a.ctypes.data for a in needed]
     to = out.ctypes.data
     if direction == "forward":
         cpu.forward(problem, *at, to, accumulate)
@@ -145,12 +149,13 @@ def check_exact(problem, rng, isas, ways=WAYS, cpu=cpu):
     x, w, bias, dy = (integers(rng, shape, problem.dtype) for shape in shapes)
     bias = bias if problem.bias else None
     expected = oracle.every_direction(problem, x, w, bias, dy)
-    for isa, (accumulate, side) in itertools.product(isas, ways):
-        for direction, exact in expected.items():
+    for accumulate, side in ways:
+        arrays = placed(side, x, w, bias, dy)
+        for isa, (direction, exact) in itertools.product(isas, expected.items()):
             onto = integers(rng, exact.shape, problem.dtype) if accumulate else None
             total = exact + onto.astype(np.float64) if accumulate else exact
             with settings.override(isa=isa):
-                found = run(problem, direction, x, w, bias, dy, onto, side, cpu)
+                found = run(problem, direction, *arrays, onto, side, cpu)
             case = f"{isa} {direction} {problem}, accumulate={accumulate}, side={side}"
             np.testing.assert_array_equal(found, total.astype(problem.dtype), err_msg=case)
 
@@ -223,11 +228,12 @@ def test_two_threads_pack_parts_of_transformed_weights(isa, text, rng):
     """Of 700 channels; one thread packs all of them first."""
     problem = ConvProblem.parse(text)
     x, w, dy = _real(problem, rng)
+    arrays = placed("end", x, w, None, dy)
     for direction in ("forward", "backward_data"):
         found = []
         for threads in (1, 2):
             with settings.override(threads=threads):
-                found.append(run(problem, direction, x, w, None, dy, None))
+                found.append(run(problem, direction, *arrays, None))
         np.testing.assert_array_equal(*found, err_msg=direction)
 
 
@@ -249,12 +255,13 @@ def test_two_threads_pack_parts_of_transformed_weights(isa, text, rng):
 def test_error_against_float64(isa, text, rng):
     problem = ConvProblem.parse(text)
     x, w, dy = _real(problem, rng)
+    arrays = placed("end", x, w, None, dy)
     for direction, exact in oracle.every_direction(problem, x, w, None, dy).items():
-        found = run(problem, direction, x, w, None, dy, None)
+        found = run(problem, direction, *arrays, None)
         error = np.linalg.norm(found - exact) / np.linalg.norm(exact)
         assert error <= 1e-6, (direction, error)
         # Rounded once, to half a unit in the last place.
-        exactly = run(problem, direction, x, w, None, dy, None, cpu=strict)
+        exactly = run(problem, direction, *arrays, None, cpu=strict)
         assert (np.abs(exactly - exact) <= 2**-24 * 1.0001 * np.abs(exact)).all(), direction
 
 
