@@ -24,7 +24,8 @@ def place(values: np.ndarray, side: str, read_only: bool = False) -> np.ndarray:
     """
     pages = -(-max(values.nbytes, 1) // mmap.PAGESIZE) + 1
     size = pages * mmap.PAGESIZE
-    region = mmap.mmap(-1, size + 2 * mmap.PAGESIZE)
+    # A private one takes half the time of a shared one.
+    region = mmap.mmap(-1, size + 2 * mmap.PAGESIZE, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     everything = np.frombuffer(region, np.uint8)
     everything[:] = 0xFF
     start = mmap.PAGESIZE + (size - values.nbytes if side == "end" else 0)

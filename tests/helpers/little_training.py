@@ -13,7 +13,7 @@ from ece408_op.cli.main import main
 from ece408_op.course.dataset import fashion_data
 
 
-def images(count: int = 500) -> tuple[np.ndarray, np.ndarray]:
+def images(count: int = 250) -> tuple[np.ndarray, np.ndarray]:
     """Return images, uint8 (count, 48, 48), and labels."""
     rng = np.random.default_rng(408)
     labels = rng.integers(0, 10, count).astype(np.uint8)
@@ -23,10 +23,10 @@ def images(count: int = 500) -> tuple[np.ndarray, np.ndarray]:
 
 def start(folder: Path, *options: str, workers: int = 0) -> subprocess.Popen:
     """Start a run that writes its files to a folder, with workers if any, else in one process."""
-    program = [__file__, str(folder), "--output", str(folder / "model"), *options]
+    program = [__file__, str(folder), "--output", str(folder / "model"), "--batch-size", "50"]
     job = ["-m", "ece408_op", "launch", "--workers", str(workers), "--", sys.executable]
     return subprocess.Popen(
-        [sys.executable, *(job if workers else []), *program],
+        [sys.executable, *(job if workers else []), *program, *options],
         env=programs.environment(ECE408_CACHE=str(folder), OMP_NUM_THREADS="1"),
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,

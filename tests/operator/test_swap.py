@@ -219,10 +219,10 @@ def stored(mx, rng, tmp_path):
 
 
 def test_a_checkpoint_swapped_by_the_command_scores_the_same_elsewhere(
-    stored, run_ece408, run_python, tmp_path
+    stored, run_here, run_python, tmp_path
 ):
     prefix, x, expected = stored
-    result = run_ece408("swap", str(prefix), "4", str(tmp_path / "out" / "ours"))
+    result = run_here("swap", str(prefix), "4", str(tmp_path / "out" / "ours"))
     assert result.returncode == 0, result.stderr
     assert result.stdout == "swapped 2: first, second\n"
     np.save(tmp_path / "x.npy", x)

@@ -580,7 +580,7 @@ def test_ctrl_c_leaves_nothing_behind(script, tmp_path):
     assert not list(scratch.iterdir())
 
 
-def test_a_milestones_own_output_stays_as_it_is(run_ece408, fashion_mnist, tmp_path):
+def test_a_milestones_own_output_stays_as_it_is(run_ece408, run_here, fashion_mnist, tmp_path):
     file = tmp_path / "p.json"
     alone = run_ece408("m2.1", "20", "--profile", f"--json={file}")
     assert alone.returncode == 0, alone.stderr
@@ -594,7 +594,7 @@ def test_a_milestones_own_output_stays_as_it_is(run_ece408, fashion_mnist, tmp_p
         "Correctness",
     ]
     assert "\nProfile of m2.1 20: " in alone.stderr
-    within = run_ece408("profile", "m2.1", "20")
+    within = run_here("profile", "m2.1", "20")
     assert within.returncode == 0
     assert len(within.stdout.split("\n\nProfile of m2.1 20: ")[0].splitlines()) == len(course)
     assert "Profile of" not in within.stderr

@@ -21,7 +21,7 @@ def check(case):
 
 
 def test_random_problems():
-    for case in cpu_fuzz.cases(200, seed=408):
+    for case in cpu_fuzz.cases(120, seed=408):
         check(case)
 
 
