@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from cases import first
 
 import ece408_op
 from ece408_op.operator import native_handles

@@ -12,7 +12,6 @@ from cases import every
 from harness import forward, inputs, integers, real_inputs
 from studies import guarded
 
-from ece408_op import settings
 from ece408_op.backends.cpu import native
 from ece408_op.backends.cpu.cpu_backend import CpuBackend
 from ece408_op.backends.cpu.reference import ReferenceBackend
