@@ -5,6 +5,8 @@
 VENV ?= .venv
 PY := $(VENV)/bin/python
 SOURCES := setup.py pyproject.toml $(wildcard kernels/cpu/*/* kernels/mxnet/*)
+# Else each of many processes would compile MXNet's modules again.
+unexport PYTHONDONTWRITEBYTECODE
 # Arguments for the milestones of `make run`, such as ARGS="1000" or ARGS="--batch-size 500".
 ARGS ?=
 
