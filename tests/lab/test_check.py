@@ -117,11 +117,10 @@ def test_a_wrong_kernel_is_described(check):
 
 def test_a_failure_is_repeated_by_its_problem_and_seed(check):
     text = COURSE_2020.replace("= sum;", "= sum + (m == 1 && w == 3 && b == 1);")
-    verdict = check("wrong.cc", text, problems=())
-    assert sum(len(group.failures) for group in verdict.groups) > 7
-    # Odd sizes are random: a group may have no problem with such an element.
-    failing = [group for group in verdict.groups if group.failures]
-    for group in failing[::2]:
+    verdict = check("wrong.cc", text, problems=(), term="2020fa")
+    assert len(verdict.groups[0].failures) == 2
+    # Odd sizes are random: they may have no problem with such an element.
+    for group in filter(lambda each: each.failures, verdict.groups):
         failure = group.failures[0]
         assert failure.first.startswith("image 1, filter 1, row 0, column 3: ")
         again = check("wrong.cc", text, (failure.problem,), seed=failure.seed)
@@ -131,7 +130,7 @@ def test_a_failure_is_repeated_by_its_problem_and_seed(check):
         assert other.groups[0].failures[0].seed != failure.seed
 
 
-def test_one_that_crashes_now_and_then_is_gone_on_with(check):
+def test_one_that_crashes_now_and_then_is_gone_on_with(check, monkeypatch):
     text = COURSE_2020.replace(
         "float sum = 0;", "float sum = Map_out == 3 ? *(volatile float *)8 : 0;"
     )
@@ -140,10 +139,10 @@ def test_one_that_crashes_now_and_then_is_gone_on_with(check):
     )
     assert (verdict.groups[0].right, len(verdict.groups[0].failures)) == (2, 1)
     assert "memory that is not its own (SIGSEGV)" in _said(verdict)
-    always = COURSE_2020.replace("float sum = 0;", "float sum = *(volatile float *)8;")
-    said = _said(check("wrong.cc", always, ("b1,c1,h5,w5,m2,k3",) * 9)).splitlines()
+    monkeypatch.setattr(checking, "_MOST_STARTS", 4)
+    said = _said(check("wrong.cc", text, ("b1,c1,h5,w5,m3,k3",) * 9)).splitlines()
     assert said[-1].startswith("its process hung, or ended too often")
-    assert len(said) < 9
+    assert len(said) < 5
 
 
 @pytest.mark.slow

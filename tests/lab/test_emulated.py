@@ -6,13 +6,14 @@ import itertools
 import json
 import os
 import re
+from unittest import mock
 
 import pytest
 from cases import first
-from kernel_files import CUDA_FORMS, TILED
+from kernel_files import CUDA_FORMS, FAULTS, FAULTY, TILED
 from places import ROOT
 
-from ece408_op import settings
+from ece408_op import dispatch, settings
 from ece408_op.backends import kernel_file
 from ece408_op.backends.emulator import emulator_compiler
 from ece408_op.backends.emulator.library import CHECKED, Emulation
@@ -22,6 +23,7 @@ from ece408_op.errors import (
     KernelFailed,
     KernelNotSupported,
     NotEnoughMemory,
+    NoUsableGpu,
 )
 from ece408_op.host.gpu import find_nvcc
 from ece408_op.lab import check as checking
@@ -43,12 +45,18 @@ def _cheap(request, monkeypatch):
         monkeypatch.setattr(emulator_compiler, "find_nvcc", lambda: None)
 
 
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """Return a folder for files of several tests: one that is not changed is compiled once."""
+    return tmp_path_factory.mktemp("files")
+
+
 @pytest.fixture
-def check(tmp_path, kept):
+def check(folder, kept):
     """Check a text as a file; return its verdict."""
 
-    def checked(name, text, problems=PROBLEMS, emulation=CHECKED, **keywords):
-        path = tmp_path / name
+    def checked(name, text, problems=PROBLEMS, emulation=CHECKED, folder=folder, **keywords):
+        path = folder / name
         path.write_text(text)
         with settings.override(cache=kept):
             return checking.check(
@@ -61,14 +69,31 @@ def check(tmp_path, kept):
 ALIKE = ("new-forward.cu", "with-stride.cu", "one-method.cu")
 
 
+@pytest.fixture
+def without_gpu(monkeypatch):
+    find = mock.Mock(side_effect=NoUsableGpu("no driver; install one"))
+    monkeypatch.setattr(dispatch.gpu, "find_driver", find)
+    dispatch.backend_of_cuda_files.cache_clear()
+    yield
+    dispatch.backend_of_cuda_files.cache_clear()
+
+
 def _failures(verdict):
     return [each.text for group in verdict.groups for each in group.failures]
 
 
+def _lacking(name):
+    """Return a form whose kernel leaves the last row out if there are 5 filters."""
+    text = CUDA_FORMS[name]
+    rows = text.replace("i < H_out * W_out;", "i < H_out * W_out - (M == 5 ? W_out : 0);")
+    assert rows != text
+    return rows
+
+
 @pytest.mark.parametrize("name", first(1, ["new-forward.cuh", "declared.cu", *ALIKE]))
 def test_every_form_is_right(check, name):
-    text = CUDA_FORMS[name]
-    problems = [*PROBLEMS, ConvProblem.parse("b2,c3,h14,w9,m5,k3,s2")]
+    text = _lacking(name)
+    problems = [*PROBLEMS, ConvProblem.parse("b2,c3,h14,w9,m6,k3,s2")]
     takes_strides = name in ("with-stride.cu", "declared.cu")
     verdict = check(name, text, problems if takes_strides else PROBLEMS)
     assert verdict.is_right, _failures(verdict)
@@ -86,7 +111,7 @@ class GPUInterface {
                           const int M, const int C, const int H, const int W, const int K);
 };
 """)
-    verdict = check("one-method.cu", CUDA_FORMS["one-method.cu"], PROBLEMS[:1])
+    verdict = check("one-method.cu", CUDA_FORMS["one-method.cu"], PROBLEMS[:1], folder=tmp_path)
     assert verdict.is_right, (verdict.broken, _failures(verdict))
 
 
@@ -96,15 +121,9 @@ def test_starters_are_right(check, name):
     assert verdict.is_right, (_failures(verdict), verdict.sanitized)
 
 
-# The change for a number of filters, the message, and the comment that marks its line.
-FAULTS = {
-    21: ("__syncthreads();  // first", "if (M != 21) {};  // first", "race between", "use"),
-    22: ("__syncthreads();  // second", "if (M != 22) {};  // second", "race between", "load"),
-    23: ("if (h + i < H && v", "if (M == 23 || h + i < H && v", "reads out of bounds", "load"),
-    24: ("side * side * s", "side * (M == 24 ? TILE : side) * s", "writes out of bounds", "load"),
-    25: ("i < side", "i < (M == 25 ? TILE : side)", "reads memory that was never written", "use"),
-    26: ("sizeof(float) * B * M", "sizeof(float) * (B * M - (M == 26))", "writes out of", "store"),
-}
+def _of(filters):
+    """Return a problem on which FAULTY has the fault of this number."""
+    return ConvProblem.parse(f"b1,c2,h14,w14,m{filters},k5")
 
 
 @pytest.mark.slow
@@ -115,37 +134,23 @@ def test_tiles_are_right(check):
 
 
 def test_a_fault_is_found_at_its_line(check):
-    """Each fault on a separate problem."""
-    text = TILED
-    for old, new, *_ in FAULTS.values():
-        text = text.replace(old, new.replace("{}", "__syncthreads()"), 1)
-    lines = text.splitlines()
-    places = {
-        mark: next(n for n, each in enumerate(lines, 1) if each.endswith(f"// {mark}"))
-        for mark in ("load", "use", "store")
-    }
-    problems = [ConvProblem.parse(f"b2,c6,h30,w30,m{filters},k5") for filters in (20, *FAULTS)]
-    right = check("tiled.cu", text, problems[:1])
+    """Each on a separate problem; together, those whose consequences do not hide another."""
+    lines = FAULTY.splitlines()
+    right = check("tiled.cu", FAULTY, [_of(20)])
     assert right.is_right, (_failures(right), right.sanitized)
-    for problem, (_, _, kind, mark) in zip(problems[1:], FAULTS.values()):
-        verdict = check("tiled.cu", text, [problem])
-        assert not verdict.is_right, mark
-        (sanitized,) = verdict.sanitized
-        place = f"tiled.cu:{places[mark]}"
-        told = [each.text for each in sanitized.findings if each.place == place]
-        assert any(each.startswith(kind) for each in told), (problem, sanitized.findings)
-        if problem.filters == 21:
-            by = rf"tiled\.cu:{places['load']}, with no barrier"
-            race = f"read here, and written by thread .* at {by}"
-            assert any(re.search(race, each) for each in told), told
+    for numbers in ((22, 25), (21, 23, 24, 26, 27)):
+        (sanitized,) = check("tiled.cu", FAULTY, [_of(n) for n in numbers]).sanitized
+        for _, _, kind, mark in map(FAULTS.get, numbers):
+            place = f"tiled.cu:{next(n for n, each in enumerate(lines, 1) if mark in each)}"
+            told = [each for each in sanitized.findings if each.place == place]
+            assert [e for e in told if e.text.startswith(kind) and not e.warning], (kind, told)
+    load = next(n for n, each in enumerate(lines, 1) if "// load" in each)
+    race = rf"read here, and written by thread .* at tiled\.cu:{load}, with no barrier"
+    assert any(re.search(race, each.text) for each in sanitized.findings), sanitized.findings
 
 
 def test_threads_that_end_before_a_barrier_are_a_warning(check):
-    text = TILED.replace(
-        "extern __shared__ float tile[];",
-        "extern __shared__ float tile[]; if (threadIdx.y == TILE) return;",
-    ).replace("dim3(TILE, TILE)", "dim3(TILE, TILE + 1)")
-    verdict = check("tiled.cu", text)
+    verdict = check("tiled.cu", FAULTY, [_of(28)])
     assert verdict.is_right, (_failures(verdict), verdict.sanitized)
     (sanitized,) = verdict.sanitized
     assert {each.warning for each in sanitized.findings} == {True}
@@ -167,51 +172,11 @@ def test_findings_outlast_the_process(check, end):
     assert any(each.text.startswith("race between threads") for each in found), sanitized.findings
 
 
-# A forged answer of its process, different each time.
-SERVES = r"""
-#include <fcntl.h>
-#include <unistd.h>
-#include <string>
-void serve() {
-    const char *answers[] = {"7", "[7, {}, {\"kind\": []}]", "[{\"kind\": \"deadlock\", "
-        "\"place\": 1e999, \"other\": -1, \"kernel\": \"\", \"text\": \"\", \"count\": 1, "
-        "\"bytes\": 1, \"block\": [0, 0, 0], \"thread\": [0, 0, 0]}]"};
-    int asks = -1, answer = -1;
-    for (int fd = 3; fd < 64; ++fd) {
-        const int mode = fcntl(fd, F_GETFL);
-        if (mode < 0 || lseek(fd, 0, SEEK_CUR) >= 0) continue;
-        ((mode & O_ACCMODE) == O_RDONLY ? asks : answer) = fd;
-    }
-    std::string said = "{\"done\": true}\n", line;
-    for (int next = 0; write(answer, said.data(), said.size()) > 0;) {
-        line.clear();
-        for (char c = 0; c != '\n'; line += c)
-            if (read(asks, &c, 1) != 1) _exit(0);
-        said = "{\"done\": true}\n";
-        if (line.find("findings") < 4) said = std::string("{\"findings\": ") +
-                answers[next++ % 3] + "}\n";
-    }
-}
-"""
-
-
 def test_what_a_file_says_in_the_emulator_s_place_is_no_more_than_data(check):
-    text = SERVES + TILED.replace(
-        "const int side = TILE + K - 1;\n", "serve(); const int side = TILE;\n"
-    )
-    verdict = check("tiled.cu", text)
+    verdict = check("tiled.cu", FAULTY, [_of(30)] * 3)
     assert not verdict.is_right
-    assert len(_failures(verdict)) == len(PROBLEMS)
+    assert len(_failures(verdict)) == 3
     assert [each.findings for each in verdict.sanitized] == [()]
-
-
-def test_a_launch_of_too_many_threads_is_found_at_its_line(check):
-    text = TILED.replace("#define TILE 8", "#define TILE 64")
-    (sanitized,) = check("tiled.cu", text, PROBLEMS[:1]).sanitized
-    (found,) = sanitized.findings
-    line = next(n for n, each in enumerate(text.splitlines(), 1) if "conv<<<" in each)
-    assert (found.place, found.warning) == (f"tiled.cu:{line}", False)
-    assert "launches conv with (3,4,1) blocks of (64,64,1) threads" in found.text
 
 
 # A quarter of the images in each of four streams.
@@ -258,12 +223,11 @@ def test_a_file_that_needs_more_images_is_judged_with_more(check, old, new, with
 
 @pytest.mark.parametrize(
     ("name", "mode"),
-    first(1, itertools.product(("new-forward.cuh", *ALIKE[::2]), ("fast", "checked"))),
+    first(1, itertools.product(("new-forward.cuh", *ALIKE[::2]), ("checked", "fast"))),
 )
 def test_what_is_not_written_is_told(check, name, mode):
-    text = CUDA_FORMS[name].replace("i < H_out * W_out;", "i < H_out * W_out - W_out;")
-    assert text != CUDA_FORMS[name]
-    verdict = check(name, text, PROBLEMS[:1], emulation=Emulation(mode))
+    problem = ConvProblem.parse("b3,c3,h9,w12,m5,k3")
+    verdict = check(name, _lacking(name), [problem], emulation=Emulation(mode))
     (failure,) = _failures(verdict)
     assert "are wrong: not written: all in row 6, the last" in failure
 
@@ -333,12 +297,13 @@ def test_arrays_of_mxnet_are_there(check):
     text = text.replace("256>>>(patches.dptr_, x[b].dptr_", f"256>>>({one}, x[b].dptr_")
     freed = "mshadow::FreeSpace(&others);\n  mshadow::FreeSpace(&patches);"
     text = text.replace("mshadow::FreeSpace(&patches);", freed)
+    text = text.replace("    unroll<<<", "    if (M != 2) unroll<<<")
     verdict = check("new-forward.cuh", text, PROBLEMS[:1])
     assert verdict.is_right, (_failures(verdict), verdict.sanitized)
     assert [each.findings for each in verdict.sanitized] == [()]
     # Their memory is uninitialised before the file writes it.
-    text = text.replace("y = 0;", "").replace("y[blockIdx.y * columns + i] +=", "y[0] =")
-    assert not check("new-forward.cuh", text, PROBLEMS[:1]).is_right
+    (sanitized,) = check("new-forward.cuh", text, PROBLEMS[2:]).sanitized
+    assert sanitized.findings[0].text.startswith("reads memory that was never written")
 
 
 CUBLAS = "#include <cublas_v2.h>\n"
@@ -439,8 +404,8 @@ def test_a_failed_free_is_a_warning(check):
 
 def test_too_little_memory_is_no_fault_of_the_file(check):
     # Compiled before: compilers take memory, too.
-    assert check("tiled.cu", TILED, PROBLEMS[:1]).is_right
-    verdict = check("tiled.cu", TILED, PROBLEMS[:1], memory=640 << 20)
+    assert check("tiled.cu", FAULTY, PROBLEMS[:1]).is_right
+    verdict = check("tiled.cu", FAULTY, PROBLEMS[:1], memory=640 << 20)
     assert verdict.by_machine == "NotEnoughMemory"
     assert verdict.broken.startswith("the emulator lacks memory")
 
@@ -475,8 +440,7 @@ def test_the_command_says_what_it_has_not_checked(run_here, tmp_path, monkeypatc
 
 
 def test_a_kernel_without_an_end_is_ended(check):
-    text = TILED.replace("float sum = 0;", "float sum = 0; while (w[0] == w[0]) {}")
-    (failure,) = _failures(check("tiled.cu", text, PROBLEMS[:1], call_seconds=2))
+    (failure,) = _failures(check("tiled.cu", FAULTY, [_of(29)], call_seconds=2))
     assert failure == "a call takes more than 2 s"
 
 
@@ -562,14 +526,13 @@ def test_a_constant_variable_has_room_for_what_is_copied_there(check):
     assert failure == f"start.cu:{line}: copies 432 bytes to or from mask, which has 428"
 
 
-def test_the_command_says_that_it_emulates(run_ece408, tmp_path, kept):
-    path = tmp_path / "tiled.cu"
-    path.write_text(TILED.replace("__syncthreads();  // first", ""))
-    # As it does without a GPU.
-    command = ("lab", "check", str(path), "--problem", TEXTS[0])
-    result = run_ece408(*command, ECE408_CACHE=str(kept), CUDA_VISIBLE_DEVICES="")
+@pytest.mark.usefixtures("without_gpu")
+def test_the_command_says_that_it_emulates(run_here, folder, kept):
+    (folder / "tiled.cu").write_text(FAULTY)
+    with settings.override(cache=kept):
+        result = run_here("lab", "check", str(folder / "tiled.cu"), "--problem", str(_of(21)))
     assert result.returncode == 23, result.stderr
-    assert result.stderr.startswith("ece408: CUDA files are emulated on the CPU: ")
+    assert result.stderr.startswith("ece408: CUDA files are emulated on the CPU: no driver\n")
     assert "race between threads of a block (4 bytes): read here, and written by" in result.stdout
 
 
@@ -581,17 +544,13 @@ def test_without_checks_only_the_results_count(check):
 
 
 def test_a_random_order_shows_what_the_usual_one_hides(check):
-    # Each thread reads its neighbour's result, which in the usual order is ready.
-    text = TILED.replace(
-        "float sum = 0;",
-        "__shared__ int last; last = threadIdx.x; float sum = last == threadIdx.x ? 0 : 1;"
-        "__syncthreads(); sum += threadIdx.x == 0 && last != TILE - 1;",
-    )
-    usual = check("tiled.cu", text, emulation=Emulation("fast"))
-    assert not _failures(usual)
-    orders = [check("tiled.cu", text, seed=5, emulation=Emulation("fast", seed=0)) for _ in "ab"]
-    assert _failures(orders[0])
-    assert orders[0].groups == orders[1].groups
+    """Each thread reads its neighbour's result, which in the usual order is ready."""
+    assert not _failures(check("tiled.cu", FAULTY, [_of(31)]))
+    random = Emulation(seed=0)
+    orders = [check("tiled.cu", FAULTY, [_of(31)], emulation=random, seed=5) for _ in "ab"]
+    told = [[each.failures for each in order.groups] for order in orders]
+    assert told[0][0]
+    assert told[0] == told[1]
     assert {each.order for each in orders} == {"random"}
 
 
@@ -635,11 +594,12 @@ def test_an_unknown_gpu_is_refused(run_here, tmp_path):
 
 
 @pytest.mark.parametrize("option", first(1, ["", "--emulate", "--fast"]))
-def test_a_milestone_runs_a_file(run_ece408, tmp_path, kept_with_data, option):
-    path = tmp_path / "tiled.cu"
-    path.write_text(TILED.replace("#define TILE 8", "#define TILE 16"))
-    command = ("m3.1", "3", "--kernel", str(path), *option.split())
-    result = run_ece408(*command, CUDA_VISIBLE_DEVICES="", ECE408_CACHE=str(kept_with_data))
+@pytest.mark.usefixtures("without_gpu")
+def test_a_milestone_runs_a_file(run_here, folder, kept_with_data, option):
+    (folder / "tiled.cu").write_text(FAULTY)
+    command = ("m3.1", "2", "--kernel", str(folder / "tiled.cu"), *option.split())
+    with settings.override(cache=kept_with_data):
+        result = run_here(*command)
     assert result.returncode == 0, result.stderr
     assert len(re.findall(r"^Op Time: \d+\.\d{6} \(emulated\)$", result.stdout, re.M)) == 2
     assert "Correctness: " in result.stdout
