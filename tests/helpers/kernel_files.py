@@ -317,12 +317,7 @@ void serve() {
 # The changes for a number of filters, the message, and a part of its line.
 FAULTS = {
     21: ("__syncthreads();  // f", "if (M != 21) __syncthreads();  // f", "race between", "// use"),
-    22: (
-        "__syncthreads();  // s",
-        "if (M != 22) __syncthreads();  // s",
-        "race between",
-        "// load",
-    ),
+    22: ("__syncthreads();  // s", "if (M != 22) __syncthreads();  // s", "race betw", "// load"),
     23: ("if (h + i < H && v", "if (M == 23 || h + i < H && v", "reads out of bounds", "// load"),
     24: ("side * side * s", "side * (M == 24 ? TILE : side) * s", "writes out of", "// load"),
     25: ("i < side", "i < (M == 25 ? TILE : side)", "reads memory that was never", "// use"),
@@ -332,23 +327,19 @@ FAULTS = {
         *("failed CUDA call: launches conv with (1,27,4) blocks of (64,64,1) threads", "conv<<<"),
     ),
 }
-# Other changes for a number of filters.
-OTHERS = {
-    28: ("__shared__ float tile[];", "__shared__ float tile[]; if (threadIdx.y == TILE) return;"),
-    29: (
-        "float sum = 0;",
-        "float sum = 0; while (M == 29 && w[0] == w[0]) {}"
-        + """
+FAULTY = SERVES + TILED
+for _old, _new, *_ in (
+    *FAULTS.values(),
+    ("__shared__ float tile[];", "__shared__ float tile[]; if (threadIdx.y == TILE) return;"),
+    ("float sum = 0;", "float sum = 0; while (M == 29 && w[0] == w[0]) {}  // other"),
+    ("    const dim3 grid", "    if (M == 30) serve();\n    const dim3 grid"),
+    ("// other", """
     if (M == 31) {
         __shared__ int last;
         last = threadIdx.x;
         sum = last != threadIdx.x;
         __syncthreads();
         sum += !threadIdx.x && last != TILE - 1;
-    }""",
-    ),
-    30: ("    const dim3 grid", "    if (M == 30) serve();\n    const dim3 grid"),
-}
-FAULTY = SERVES + TILED
-for _old, _new, *_ in (*FAULTS.values(), *OTHERS.values()):
+    }"""),
+):  # fmt: skip
     FAULTY = FAULTY.replace(_old, _new, 1)

@@ -167,7 +167,9 @@ def test_one_that_hangs_on_another_terms_layers_is_right(check):
 @pytest.mark.parametrize(
     ("name", "old", "new", "options", "says"),
     [
-        ("cpu-new-forward.cc", "p < K", "p < 7", (), "right for 2020fa and later"),
+        pytest.param(
+            *("cpu-new-forward.cc", "p < K", "p < 7", (), "right for 2020fa and later"), marks=SLOW
+        ),
         pytest.param(
             *("cpu-new-forward.cc", "p < K", "p < 7", ("--term", "2025sp"), "right for 2025sp"),
             marks=SLOW,
@@ -328,10 +330,10 @@ def test_blank_lines_take_no_time_to_read(tmp_path):
 def test_folders_are_checked_too(run_here, tmp_path, kept):
     for name in ("ann/mine.cc", "bob/mine.cc"):
         (tmp_path / name).parent.mkdir()
-        (tmp_path / name).write_text(COURSE_2020)
+        (tmp_path / name).write_text("void conv_forward_cpu( {")
     with settings.override(cache=kept):
         result = run_here("lab", "check", str(tmp_path), "--problem", "b3,c2,h9,w8,m4,k3")
-    assert result.stdout.count("verdict: right") == 2, result.stdout
+    assert result.stdout.count("verdict: wrong") == 2, result.stdout
     (tmp_path / "none").mkdir()
     result = run_here("lab", "check", str(tmp_path / "none"))
     assert result.stderr.endswith(f"no kernel file in {tmp_path / 'none'}\n")

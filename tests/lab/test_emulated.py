@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 import os
 import re
@@ -10,7 +9,7 @@ from unittest import mock
 
 import pytest
 from cases import first
-from kernel_files import CUDA_FORMS, FAULTS, FAULTY, TILED
+from kernel_files import CUDA_FORMS, DECLARED, FAULTS, FAULTY, TILED
 from places import ROOT
 
 from ece408_op import dispatch, settings
@@ -82,23 +81,19 @@ def _failures(verdict):
     return [each.text for group in verdict.groups for each in group.failures]
 
 
-def _lacking(name):
-    """Return a form whose kernel leaves the last row out if there are 5 filters."""
-    text = CUDA_FORMS[name]
-    rows = text.replace("i < H_out * W_out;", "i < H_out * W_out - (M == 5 ? W_out : 0);")
-    assert rows != text
-    return rows
-
-
 @pytest.mark.parametrize("name", first(1, ["new-forward.cuh", "declared.cu", *ALIKE]))
 def test_every_form_is_right(check, name):
-    text = _lacking(name)
+    # With 5 filters the last row is left out.
+    old, new = "i < H_out * W_out;", "i < H_out * W_out - (M == 5 ? W_out : 0);"
+    text = CUDA_FORMS[name].replace(old, new)
     problems = [*PROBLEMS, ConvProblem.parse("b2,c3,h14,w9,m6,k3,s2")]
     takes_strides = name in ("with-stride.cu", "declared.cu")
     verdict = check(name, text, problems if takes_strides else PROBLEMS)
     assert verdict.is_right, _failures(verdict)
     assert [each.findings for each in verdict.sanitized] == [()]
     assert verdict.error
+    (failure,) = _failures(check(name, text, [ConvProblem.parse("b3,c3,h9,w12,m5,k3")]))
+    assert "are wrong: not written: all in row 6, the last" in failure
 
 
 def test_a_folder_can_hold_the_header_of_its_own_term(check, tmp_path):
@@ -221,17 +216,6 @@ def test_a_file_that_needs_more_images_is_judged_with_more(check, old, new, with
     assert "not written: all in images 6 to 7, the last 2 of 8" in layers.failures[0].text
 
 
-@pytest.mark.parametrize(
-    ("name", "mode"),
-    first(1, itertools.product(("new-forward.cuh", *ALIKE[::2]), ("checked", "fast"))),
-)
-def test_what_is_not_written_is_told(check, name, mode):
-    problem = ConvProblem.parse("b3,c3,h9,w12,m5,k3")
-    verdict = check(name, _lacking(name), [problem], emulation=Emulation(mode))
-    (failure,) = _failures(verdict)
-    assert "are wrong: not written: all in row 6, the last" in failure
-
-
 # im2col in the file's own array, and a product of matrices.
 UNROLLED = """
 #ifndef MXNET_OPERATOR_NEW_FORWARD_CUH_
@@ -314,28 +298,37 @@ def _plain(text):
     return " ".join(text.replace("\u2018", "'").replace("\u2019", "'").split())
 
 
+PTX = "declared.cu:15: PTX (asm) cannot run without a GPU"
+
+
 @pytest.mark.parametrize(
-    ("old", "new", "says"),
+    ("name", "old", "new", "says"),
     [
-        ("y = 0;", 'asm("bar.sync 0;");', "new-forward.cuh:32: PTX (asm) cannot run without a GPU"),
+        ("declared.cu", "float sum = 0;", 'float sum = 0; asm("bar.sync 0;");', PTX),
         *first(
             0,
             [
-                ("y = 0;", "y += x;", "new-forward.cuh:32: no "),
-                ("y = 0;", "mshadow::Random<gpu> r;", "member"),
+                ("new-forward.cuh", "y = 0;", "y += x;", "new-forward.cuh:32: no "),
+                ("new-forward.cuh", "y = 0;", "mshadow::Random<gpu> r;", "member"),
+                (
+                    "new-forward.cuh",
+                    "#include <mx",
+                    f"{CUBLAS}#include <mx",
+                    "cublas_v2.h: No",
+                ),
             ],
         ),
-        *first(0, [("#include <mx", f"{CUBLAS}#include <mx", "cublas_v2.h: No such file or")]),
     ],
 )
-def test_what_is_not_here_is_no_fault_of_the_file(run_here, tmp_path, kept, old, new, says):
-    (tmp_path / "new-forward.cuh").write_text(UNROLLED.replace(old, new))
+def test_what_is_not_here_is_no_fault_of_the_file(run_here, tmp_path, kept, name, old, new, says):
+    text = DECLARED if name == "declared.cu" else UNROLLED
+    (tmp_path / name).write_text(text.replace(old, new))
     with settings.override(cache=kept):
-        path = str(tmp_path / "new-forward.cuh")
+        path = str(tmp_path / name)
         result = run_here("lab", "check", path, "--emulate")
         counted = run_here("lab", "time", path, "--emulate", "--batch-size", "1")
     assert result.returncode == KernelNotSupported.exit_code
-    assert "stopped: new-forward.cuh:" in result.stdout
+    assert f"stopped: {name}:" in result.stdout
     for each in (result, counted):
         assert says in _plain(each.stdout)
     assert result.stdout.splitlines()[-1] == "  verdict: cannot be tried here"
@@ -344,16 +337,16 @@ def test_what_is_not_here_is_no_fault_of_the_file(run_here, tmp_path, kept, old,
 def test_what_no_compiler_takes_is_wrong(run_here, tmp_path, kept):
     """Also errors of the linker; both with their reason."""
     for new, says in (
-        ("y = none;", "new-forward.cuh:32: "),
-        ("unroll<<<1, 1>>;", "new-forward.cuh:32: '<<<' begins no launch that has an end"),
-        ('\n#include "matmul.h"\n', "new-forward.cuh:33: matmul.h: No such file or directory"),
-        ("void more(float *); more(0);", ": undefined reference to `"),
+        ("float sum = none;", "declared.cu:15: "),
+        ("float sum = 0; convolve<<<1, 1>>;", "declared.cu:15: '<<<' begins no launch that has an"),
+        ('\n#include "matmul.h"\n', "declared.cu:16: matmul.h: No such file or directory"),
+        ("float sum = 0; void more(float *); more(0);", ": undefined reference to `"),
     ):
-        (tmp_path / "new-forward.cuh").write_text(UNROLLED.replace("y = 0;", new))
+        (tmp_path / "declared.cu").write_text(DECLARED.replace("float sum = 0;", new))
         with settings.override(cache=kept):
-            result = run_here("lab", "check", str(tmp_path / "new-forward.cuh"), "--emulate")
+            result = run_here("lab", "check", str(tmp_path / "declared.cu"), "--emulate")
         assert result.returncode == 23
-        assert says in _plain(result.stdout)
+        assert says in _plain(result.stdout), new
         assert result.stdout.splitlines()[-1] == "  verdict: wrong"
 
 
@@ -367,15 +360,17 @@ SMALL_CONSTANT = (
 )
 
 
+COPY = next(n for n, each in enumerate(SMALL_CONSTANT.splitlines(), 1) if "// copy" in each)
+TOO_SMALL = f"tiled.cu:{COPY}: failed CUDA call: copies 12544 bytes to or from Mask, which has 4096"
+
+
 def test_a_constant_for_its_own_layers_is_enough(run_here, tmp_path, kept):
     path = tmp_path / "tiled.cu"
     path.write_text(SMALL_CONSTANT)
     with settings.override(cache=kept):
         result = run_here("lab", "check", str(path), "--emulate", "--seed", "1")
-        small = SMALL_CONSTANT.replace("Mask[4096]", "Mask[1024]")
-        path.write_text(small)
+        path.write_text(SMALL_CONSTANT.replace("Mask[4096]", "Mask[1024]"))
         wrong = run_here("lab", "check", str(path), "--emulate", "--seed", "1")
-        counted = run_here("lab", "time", str(path), "--emulate", "--layer", "fa20_2")
     assert result.returncode == 0, result.stdout
     assert result.stdout.splitlines()[-3:] == [
         "  emulator: 0 mistakes",
@@ -383,10 +378,7 @@ def test_a_constant_for_its_own_layers_is_enough(run_here, tmp_path, kept):
         "  verdict: right for 2020fa and later",
     ]
     assert wrong.returncode == 23
-    line = next(n for n, each in enumerate(small.splitlines(), 1) if each.endswith("// copy"))
-    told = f"tiled.cu:{line}: failed CUDA call: copies 12544 bytes to or from Mask, which has 4096"
-    assert " ".join(wrong.stdout.split()).count(told) == 2
-    assert f"tiled.cu, fa20_2, 2 images: {told}" in " ".join(counted.stdout.split())
+    assert " ".join(wrong.stdout.split()).count(TOO_SMALL) == 2
     lines = [each for each in wrong.stdout.splitlines() if "again: " not in each]
     assert max(map(len, lines)) <= 100
     assert wrong.stdout.splitlines()[-1] == "  verdict: wrong"
@@ -545,9 +537,9 @@ def test_without_checks_only_the_results_count(check):
 
 def test_a_random_order_shows_what_the_usual_one_hides(check):
     """Each thread reads its neighbour's result, which in the usual order is ready."""
-    assert not _failures(check("tiled.cu", FAULTY, [_of(31)]))
-    random = Emulation(seed=0)
-    orders = [check("tiled.cu", FAULTY, [_of(31)], emulation=random, seed=5) for _ in "ab"]
+    problem, random = ConvProblem.parse("b1,c1,h10,w10,m31,k3"), Emulation(seed=0)
+    assert not _failures(check("tiled.cu", FAULTY, [problem]))
+    orders = [check("tiled.cu", FAULTY, [problem], emulation=random, seed=5) for _ in "ab"]
     told = [[each.failures for each in order.groups] for order in orders]
     assert told[0][0]
     assert told[0] == told[1]
@@ -567,12 +559,14 @@ def test_the_command_repeats_a_random_order(run_here, tmp_path, kept):
 
 def test_time_counts_lines(run_here, tmp_path, kept):
     path = tmp_path / "tiled.cu"
-    path.write_text(TILED)
+    path.write_text(SMALL_CONSTANT.replace("Mask[4096]", "Mask[1024]"))
     output = tmp_path / "counts.json"
-    command = ("lab", "time", str(path), "1_naive", "--layer", "b1,c1,h9,w9,m2,k2")
     options = ("--batch-size", "1", "--emulate", "--arch", "sm_75", "--json", str(output))
+    command = ("lab", "time", str(path))
     with settings.override(cache=kept):
-        result = run_here(*command, *options)
+        wrong = run_here(*command, "--layer", "fa20_2", *options)
+        result = run_here(*command, "1_naive", "--layer", "b1,c1,h9,w9,m2,k2", *options)
+    assert f"tiled.cu, fa20_2, 1 images: {TOO_SMALL}" in " ".join(wrong.stdout.split())
     assert result.returncode == 0, result.stderr
     assert "tiled.cu, b1,c1,h9,w9,m2,k2, 1 images: counted, not timed" in result.stdout
     # 2 filters in one block each of 8 x 8 threads, 2 warps; 9 x 9 floats of shared memory.
