@@ -63,7 +63,7 @@ def _each(count, lines, cases):
     """Return the counts of lines with each case, which are compiled together. In them $ is the
     case, and y an array of its own."""
     body = "\n".join(
-        f"{{ {lines}".replace("$", case).replace("y[", f"y[{64 * n} + ") + " }"
+        f"{{ {lines}".replace("$", case).replace("y[", f"y[{256 * n} + ") + " }"
         for n, case in enumerate(cases)
     )
     found, step = count(body), lines.count("\n") + 1
@@ -82,11 +82,15 @@ def test_sectors_of_loads(count):
         assert (store.warps, store.lanes, store.sectors) == (1, 32, 4)
 
 
-def test_sectors_by_size(count):
-    cases = {"float2": 8, "float4": 16, "char": 1}
-    told = _each(count, "const $ v = ((const $*)x)[t];\n(($*)(&y[0]))[t] = v;", cases)
-    for found, sectors in zip(told, cases.values()):
+def test_sizes_of_accesses(count):
+    """Wide accesses to shared memory are served in parts."""
+    cases = {"float2": (8, 2), "float4": (16, 4), "char": (1, 1)}
+    lines = "const $ v = ((const $*)x)[t];\n(($*)(&y[0]))[t] = v;\n__shared__ $ s[32];\ns[t] = v;\n"
+    lines += "((char*)(&y[160]))[t] = (char&)s[31 - t];"
+    for found, (sectors, passes) in zip(_each(count, lines, cases), cases.values()):
         assert found[1, "global load"].sectors == found[2, "global store"].sectors == sectors
+        store = found[4, "shared store"]
+        assert (store.passes, store.conflicts) == (passes, 0)
 
 
 def test_bank_conflicts(count):
@@ -97,14 +101,6 @@ def test_bank_conflicts(count):
             each = found[what]
             assert (each.warps, each.passes, each.conflicts) == (1, passes, passes - 1)
         assert (found[3, "barrier"].warps, found[3, "barrier"].lanes) == (1, 32)
-
-
-def test_wide_accesses_to_shared_memory_are_served_in_parts(count):
-    cases = {"float2": 2, "float4": 4}
-    lines = "__shared__ $ s[32];\ns[t] = (($*)x)[t];\ny[t] = s[31 - t].x;"
-    for found, passes in zip(_each(count, lines, cases), cases.values()):
-        store = found[2, "shared store"]
-        assert (store.passes, store.conflicts) == (passes, 0)
 
 
 def test_lanes_that_part_meet_again(count):
