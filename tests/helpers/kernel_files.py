@@ -287,7 +287,6 @@ __host__ void GPUInterface::conv_forward_gpu_epilog(
 
 __host__ void GPUInterface::get_device_properties() {}
 """
-
 # Forges answers of its process, a different one each time.
 SERVES = r"""
 #include <fcntl.h>
@@ -336,10 +335,8 @@ for _old, _new, *_ in (
     ("// other", """
     if (M == 31) {
         __shared__ int last;
-        last = threadIdx.x;
-        sum = last != threadIdx.x;
-        __syncthreads();
-        sum += !threadIdx.x && last != TILE - 1;
+        last = threadIdx.x, sum = last != threadIdx.x;
+        __syncthreads(), sum += !threadIdx.x && last != TILE - 1;
     }"""),
 ):  # fmt: skip
     FAULTY = FAULTY.replace(_old, _new, 1)

@@ -69,7 +69,6 @@ def _rank(*folders, ranking, rounds=2, stop_after=None):
 
 
 def test_it_goes_on_where_it_was_stopped(folder, tmp_path, monkeypatch):
-    # Its other tests start processes.
     monkeypatch.setattr(
         ranks, "_checked", lambda files, checked, _: zip(files, map(checked, files.values()))
     )
