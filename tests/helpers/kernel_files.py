@@ -287,4 +287,56 @@ __host__ void GPUInterface::conv_forward_gpu_epilog(
 
 __host__ void GPUInterface::get_device_properties() {}
 """
-# The change to a kernel, the expected message, and the comment that marks the line.
+# Forges answers of its process, a different one each time.
+SERVES = r"""
+#include <fcntl.h>
+#include <unistd.h>
+#include <string>
+void serve() {
+    const char *answers[] = {"7", "[7, {}, {\"kind\": []}]", "[{\"kind\": \"deadlock\", "
+        "\"place\": 1e999, \"other\": -1, \"kernel\": \"\", \"text\": \"\", \"count\": 1, "
+        "\"bytes\": 1, \"block\": [0, 0, 0], \"thread\": [0, 0, 0]}]"};
+    int asks = -1, answer = -1;
+    for (int fd = 3; fd < 64; ++fd) {
+        const int mode = fcntl(fd, F_GETFL);
+        if (mode < 0 || lseek(fd, 0, SEEK_CUR) >= 0) continue;
+        ((mode & O_ACCMODE) == O_RDONLY ? asks : answer) = fd;
+    }
+    std::string said = "{\"done\": true}\n", line;
+    for (int next = 0; write(answer, said.data(), said.size()) > 0;) {
+        line.clear();
+        for (char c = 0; c != '\n'; line += c)
+            if (read(asks, &c, 1) != 1) _exit(0);
+        said = "{\"done\": true}\n";
+        if (line.find("findings") < 4) said = std::string("{\"findings\": ") +
+                answers[next++ % 3] + "}\n";
+    }
+}
+"""
+# The changes for a number of filters, the message, and a part of its line.
+FAULTS = {
+    21: ("__syncthreads();  // f", "if (M != 21) __syncthreads();  // f", "race between", "// use"),
+    22: ("__syncthreads();  // s", "if (M != 22) __syncthreads();  // s", "race betw", "// load"),
+    23: ("if (h + i < H && v", "if (M == 23 || h + i < H && v", "reads out of bounds", "// load"),
+    24: ("side * side * s", "side * (M == 24 ? TILE : side) * s", "writes out of", "// load"),
+    25: ("i < side", "i < (M == 25 ? TILE : side)", "reads memory that was never", "// use"),
+    26: ("sizeof(float) * B * M", "sizeof(float) * (B * M - (M == 26))", "writes out", "// store"),
+    27: (
+        *("dim3(TILE, TILE), ", "(M == 27 ? dim3(64, 64) : dim3(TILE, TILE + (M == 28))), "),
+        *("failed CUDA call: launches conv with (1,27,4) blocks of (64,64,1) threads", "conv<<<"),
+    ),
+}
+FAULTY = SERVES + TILED
+for _old, _new, *_ in (
+    *FAULTS.values(),
+    ("__shared__ float tile[];", "__shared__ float tile[]; if (threadIdx.y == TILE) return;"),
+    ("float sum = 0;", "float sum = 0; while (M == 29 && w[0] == w[0]) {}  // other"),
+    ("    const dim3 grid", "    if (M == 30) serve();\n    const dim3 grid"),
+    ("// other", """
+    if (M == 31) {
+        __shared__ int last;
+        last = threadIdx.x, sum = last != threadIdx.x;
+        __syncthreads(), sum += !threadIdx.x && last != TILE - 1;
+    }"""),
+):  # fmt: skip
+    FAULTY = FAULTY.replace(_old, _new, 1)

@@ -9,6 +9,7 @@ import sys
 
 import programs
 import pytest
+from cases import first
 from kernel_files import COURSE_2019, COURSE_2020, FORMS
 from places import ROOT
 
@@ -117,11 +118,10 @@ def test_a_wrong_kernel_is_described(check):
 
 def test_a_failure_is_repeated_by_its_problem_and_seed(check):
     text = COURSE_2020.replace("= sum;", "= sum + (m == 1 && w == 3 && b == 1);")
-    verdict = check("wrong.cc", text, problems=())
-    assert sum(len(group.failures) for group in verdict.groups) > 7
-    # Odd sizes are random: a group may have no problem with such an element.
-    failing = [group for group in verdict.groups if group.failures]
-    for group in failing[::2]:
+    verdict = check("wrong.cc", text, problems=(), term="2020fa")
+    assert len(verdict.groups[0].failures) == 2
+    # Odd sizes are random: they may have no problem with such an element.
+    for group in filter(lambda each: each.failures, verdict.groups):
         failure = group.failures[0]
         assert failure.first.startswith("image 1, filter 1, row 0, column 3: ")
         again = check("wrong.cc", text, (failure.problem,), seed=failure.seed)
@@ -131,7 +131,7 @@ def test_a_failure_is_repeated_by_its_problem_and_seed(check):
         assert other.groups[0].failures[0].seed != failure.seed
 
 
-def test_one_that_crashes_now_and_then_is_gone_on_with(check):
+def test_one_that_crashes_now_and_then_is_gone_on_with(check, monkeypatch):
     text = COURSE_2020.replace(
         "float sum = 0;", "float sum = Map_out == 3 ? *(volatile float *)8 : 0;"
     )
@@ -140,10 +140,10 @@ def test_one_that_crashes_now_and_then_is_gone_on_with(check):
     )
     assert (verdict.groups[0].right, len(verdict.groups[0].failures)) == (2, 1)
     assert "memory that is not its own (SIGSEGV)" in _said(verdict)
-    always = COURSE_2020.replace("float sum = 0;", "float sum = *(volatile float *)8;")
-    said = _said(check("wrong.cc", always, ("b1,c1,h5,w5,m2,k3",) * 9)).splitlines()
+    monkeypatch.setattr(checking, "_MOST_STARTS", 4)
+    said = _said(check("wrong.cc", text, ("b1,c1,h5,w5,m3,k3",) * 9)).splitlines()
     assert said[-1].startswith("its process hung, or ended too often")
-    assert len(said) < 9
+    assert len(said) < 5
 
 
 @pytest.mark.slow
@@ -167,24 +167,19 @@ def test_one_that_hangs_on_another_terms_layers_is_right(check):
 
 @pytest.mark.parametrize(
     ("name", "old", "new", "options", "says"),
-    [
-        ("cpu-new-forward.cc", "p < K", "p < 7", (), "right for 2020fa and later"),
-        pytest.param(
-            *("cpu-new-forward.cc", "p < K", "p < 7", ("--term", "2025sp"), "right for 2025sp"),
-            marks=SLOW,
-        ),
-        pytest.param(
-            *("cpu-new-forward.cc", "p < K", "p < 7", ("--term", "2019sp"), "wrong"), marks=SLOW
-        ),
-        pytest.param(
-            *("new-forward.h", "p < K", "p < 5", ("--term", "2019fa"), "right for 2019fa"),
-            marks=SLOW,
-        ),
-        (
-            *("new-forward.h", "c < C", "c < std::min(C, 6)", ()),
-            "right for 2017fa, 2018sp, 2019sp; wrong for 2019fa",
-        ),
-    ],
+    first(
+        1,
+        [
+            (
+                *("new-forward.h", "c < C", "c < std::min(C, 6)", ()),
+                "right for 2017fa, 2018sp, 2019sp; wrong for 2019fa",
+            ),
+            ("cpu-new-forward.cc", "p < K", "p < 7", (), "right for 2020fa and later"),
+            ("cpu-new-forward.cc", "p < K", "p < 7", ("--term", "2025sp"), "right for 2025sp"),
+            ("cpu-new-forward.cc", "p < K", "p < 7", ("--term", "2019sp"), "wrong"),
+            ("new-forward.h", "p < K", "p < 5", ("--term", "2019fa"), "right for 2019fa"),
+        ],
+    ),
 )
 def test_a_files_own_terms_decide(run_here, tmp_path, kept, name, old, new, options, says):
     path = tmp_path / name
@@ -246,9 +241,8 @@ def test_the_command(run_here, tmp_path, kept):
     assert re.search("stopped: broken.cc:16: .nothing. was not declared", result.stdout)
     assert "wrong.cc, broken.cc: not right" in result.stderr
     verdicts = json.loads(output.read_text())
-    assert [bool(each["groups"] and each["groups"][0]["right"]) for each in verdicts] == [
-        True, False, False,
-    ]  # fmt: skip
+    right = [bool(each["groups"] and each["groups"][0]["right"]) for each in verdicts]
+    assert right == [True, False, False]
 
 
 @pytest.mark.parametrize(
@@ -284,16 +278,7 @@ def test_what_lies_in_the_current_folder_is_not_imported(tmp_path, kept):
         (tmp_path / name).write_text("raise SystemExit('imported')")
     code = f"import sys; sys.path.insert(0, {str(ROOT)!r}); sys.path.remove('')\n"
     code += "from ece408_op.__main__ import main; main()"
-    command = [
-        sys.executable,
-        "-c",
-        code,
-        "lab",
-        "check",
-        "mine.cc",
-        "--problem",
-        "b3,c2,h9,w8,m4,k3",
-    ]
+    command = [sys.executable, "-c", code, "lab", "check", "mine.cc", "--problem", PROBLEM]
     environment = programs.environment(ECE408_CACHE=str(kept))
     result = subprocess.run(
         command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=300
@@ -329,10 +314,10 @@ def test_blank_lines_take_no_time_to_read(tmp_path):
 def test_folders_are_checked_too(run_here, tmp_path, kept):
     for name in ("ann/mine.cc", "bob/mine.cc"):
         (tmp_path / name).parent.mkdir()
-        (tmp_path / name).write_text(COURSE_2020)
+        (tmp_path / name).write_text("void conv_forward_cpu( {")
     with settings.override(cache=kept):
         result = run_here("lab", "check", str(tmp_path), "--problem", "b3,c2,h9,w8,m4,k3")
-    assert result.stdout.count("verdict: right") == 2, result.stdout
+    assert result.stdout.count("verdict: wrong") == 2, result.stdout
     (tmp_path / "none").mkdir()
     result = run_here("lab", "check", str(tmp_path / "none"))
     assert result.stderr.endswith(f"no kernel file in {tmp_path / 'none'}\n")

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 import os
 import re
+from unittest import mock
 
 import pytest
 from cases import first
-from kernel_files import CUDA_FORMS, TILED
+from kernel_files import CUDA_FORMS, DECLARED, FAULTS, FAULTY, TILED
 from places import ROOT
 
-from ece408_op import settings
+from ece408_op import dispatch, settings
 from ece408_op.backends import kernel_file
 from ece408_op.backends.emulator import emulator_compiler
 from ece408_op.backends.emulator.library import CHECKED, Emulation
@@ -22,6 +22,7 @@ from ece408_op.errors import (
     KernelFailed,
     KernelNotSupported,
     NotEnoughMemory,
+    NoUsableGpu,
 )
 from ece408_op.host.gpu import find_nvcc
 from ece408_op.lab import check as checking
@@ -43,12 +44,18 @@ def _cheap(request, monkeypatch):
         monkeypatch.setattr(emulator_compiler, "find_nvcc", lambda: None)
 
 
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """Return a folder for files of several tests: one that is not changed is compiled once."""
+    return tmp_path_factory.mktemp("files")
+
+
 @pytest.fixture
-def check(tmp_path, kept):
+def check(folder, kept):
     """Check a text as a file; return its verdict."""
 
-    def checked(name, text, problems=PROBLEMS, emulation=CHECKED, **keywords):
-        path = tmp_path / name
+    def checked(name, text, problems=PROBLEMS, emulation=CHECKED, folder=folder, **keywords):
+        path = folder / name
         path.write_text(text)
         with settings.override(cache=kept):
             return checking.check(
@@ -61,19 +68,32 @@ def check(tmp_path, kept):
 ALIKE = ("new-forward.cu", "with-stride.cu", "one-method.cu")
 
 
+@pytest.fixture
+def without_gpu(monkeypatch):
+    find = mock.Mock(side_effect=NoUsableGpu("no driver; install one"))
+    monkeypatch.setattr(dispatch.gpu, "find_driver", find)
+    dispatch.backend_of_cuda_files.cache_clear()
+    yield
+    dispatch.backend_of_cuda_files.cache_clear()
+
+
 def _failures(verdict):
     return [each.text for group in verdict.groups for each in group.failures]
 
 
 @pytest.mark.parametrize("name", first(1, ["new-forward.cuh", "declared.cu", *ALIKE]))
 def test_every_form_is_right(check, name):
-    text = CUDA_FORMS[name]
-    problems = [*PROBLEMS, ConvProblem.parse("b2,c3,h14,w9,m5,k3,s2")]
+    # With 5 filters the last row is left out.
+    old, new = "i < H_out * W_out;", "i < H_out * W_out - (M == 5 ? W_out : 0);"
+    text = CUDA_FORMS[name].replace(old, new)
+    strided = [ConvProblem.parse("b2,c3,h14,w9,m6,k3,s2")]
     takes_strides = name in ("with-stride.cu", "declared.cu")
-    verdict = check(name, text, problems if takes_strides else PROBLEMS)
+    verdict = check(name, text, PROBLEMS + strided * takes_strides)
     assert verdict.is_right, _failures(verdict)
     assert [each.findings for each in verdict.sanitized] == [()]
     assert verdict.error
+    (failure,) = _failures(check(name, text, [ConvProblem.parse("b3,c3,h9,w12,m5,k3")]))
+    assert "are wrong: not written: all in row 6, the last" in failure
 
 
 def test_a_folder_can_hold_the_header_of_its_own_term(check, tmp_path):
@@ -86,7 +106,7 @@ class GPUInterface {
                           const int M, const int C, const int H, const int W, const int K);
 };
 """)
-    verdict = check("one-method.cu", CUDA_FORMS["one-method.cu"], PROBLEMS[:1])
+    verdict = check("one-method.cu", CUDA_FORMS["one-method.cu"], PROBLEMS[:1], folder=tmp_path)
     assert verdict.is_right, (verdict.broken, _failures(verdict))
 
 
@@ -96,15 +116,9 @@ def test_starters_are_right(check, name):
     assert verdict.is_right, (_failures(verdict), verdict.sanitized)
 
 
-# The change for a number of filters, the message, and the comment that marks its line.
-FAULTS = {
-    21: ("__syncthreads();  // first", "if (M != 21) {};  // first", "race between", "use"),
-    22: ("__syncthreads();  // second", "if (M != 22) {};  // second", "race between", "load"),
-    23: ("if (h + i < H && v", "if (M == 23 || h + i < H && v", "reads out of bounds", "load"),
-    24: ("side * side * s", "side * (M == 24 ? TILE : side) * s", "writes out of bounds", "load"),
-    25: ("i < side", "i < (M == 25 ? TILE : side)", "reads memory that was never written", "use"),
-    26: ("sizeof(float) * B * M", "sizeof(float) * (B * M - (M == 26))", "writes out of", "store"),
-}
+def _of(filters):
+    """Return a problem on which FAULTY has the fault of this number."""
+    return ConvProblem.parse(f"b1,c2,h14,w14,m{filters},k5")
 
 
 @pytest.mark.slow
@@ -115,37 +129,22 @@ def test_tiles_are_right(check):
 
 
 def test_a_fault_is_found_at_its_line(check):
-    """Each fault on a separate problem."""
-    text = TILED
-    for old, new, *_ in FAULTS.values():
-        text = text.replace(old, new.replace("{}", "__syncthreads()"), 1)
-    lines = text.splitlines()
-    places = {
-        mark: next(n for n, each in enumerate(lines, 1) if each.endswith(f"// {mark}"))
-        for mark in ("load", "use", "store")
-    }
-    problems = [ConvProblem.parse(f"b2,c6,h30,w30,m{filters},k5") for filters in (20, *FAULTS)]
-    right = check("tiled.cu", text, problems[:1])
+    """Each on a separate problem; together, those whose consequences do not hide another."""
+    lines = FAULTY.splitlines()
+    right = check("tiled.cu", FAULTY, [_of(20)])
     assert right.is_right, (_failures(right), right.sanitized)
-    for problem, (_, _, kind, mark) in zip(problems[1:], FAULTS.values()):
-        verdict = check("tiled.cu", text, [problem])
-        assert not verdict.is_right, mark
-        (sanitized,) = verdict.sanitized
-        place = f"tiled.cu:{places[mark]}"
-        told = [each.text for each in sanitized.findings if each.place == place]
-        assert any(each.startswith(kind) for each in told), (problem, sanitized.findings)
-        if problem.filters == 21:
-            by = rf"tiled\.cu:{places['load']}, with no barrier"
-            race = f"read here, and written by thread .* at {by}"
-            assert any(re.search(race, each) for each in told), told
+    for numbers in ((22, 25), (21, 23, 24, 26, 27)):
+        (sanitized,) = check("tiled.cu", FAULTY, [_of(n) for n in numbers]).sanitized
+        for _, _, kind, mark in map(FAULTS.get, numbers):
+            place = f"tiled.cu:{next(n for n, each in enumerate(lines, 1) if mark in each)}"
+            told = [each for each in sanitized.findings if each.place == place]
+            assert [e for e in told if e.text.startswith(kind) and not e.warning], (kind, told)
+    race = r"read here, and written by thread .* at tiled\.cu:\d+, with no barrier"
+    assert any(re.search(race, each.text) for each in sanitized.findings), sanitized.findings
 
 
 def test_threads_that_end_before_a_barrier_are_a_warning(check):
-    text = TILED.replace(
-        "extern __shared__ float tile[];",
-        "extern __shared__ float tile[]; if (threadIdx.y == TILE) return;",
-    ).replace("dim3(TILE, TILE)", "dim3(TILE, TILE + 1)")
-    verdict = check("tiled.cu", text)
+    verdict = check("tiled.cu", FAULTY, [_of(28)])
     assert verdict.is_right, (_failures(verdict), verdict.sanitized)
     (sanitized,) = verdict.sanitized
     assert {each.warning for each in sanitized.findings} == {True}
@@ -167,51 +166,11 @@ def test_findings_outlast_the_process(check, end):
     assert any(each.text.startswith("race between threads") for each in found), sanitized.findings
 
 
-# A forged answer of its process, different each time.
-SERVES = r"""
-#include <fcntl.h>
-#include <unistd.h>
-#include <string>
-void serve() {
-    const char *answers[] = {"7", "[7, {}, {\"kind\": []}]", "[{\"kind\": \"deadlock\", "
-        "\"place\": 1e999, \"other\": -1, \"kernel\": \"\", \"text\": \"\", \"count\": 1, "
-        "\"bytes\": 1, \"block\": [0, 0, 0], \"thread\": [0, 0, 0]}]"};
-    int asks = -1, answer = -1;
-    for (int fd = 3; fd < 64; ++fd) {
-        const int mode = fcntl(fd, F_GETFL);
-        if (mode < 0 || lseek(fd, 0, SEEK_CUR) >= 0) continue;
-        ((mode & O_ACCMODE) == O_RDONLY ? asks : answer) = fd;
-    }
-    std::string said = "{\"done\": true}\n", line;
-    for (int next = 0; write(answer, said.data(), said.size()) > 0;) {
-        line.clear();
-        for (char c = 0; c != '\n'; line += c)
-            if (read(asks, &c, 1) != 1) _exit(0);
-        said = "{\"done\": true}\n";
-        if (line.find("findings") < 4) said = std::string("{\"findings\": ") +
-                answers[next++ % 3] + "}\n";
-    }
-}
-"""
-
-
 def test_what_a_file_says_in_the_emulator_s_place_is_no_more_than_data(check):
-    text = SERVES + TILED.replace(
-        "const int side = TILE + K - 1;\n", "serve(); const int side = TILE;\n"
-    )
-    verdict = check("tiled.cu", text)
+    verdict = check("tiled.cu", FAULTY, [_of(30)] * 3)
     assert not verdict.is_right
-    assert len(_failures(verdict)) == len(PROBLEMS)
+    assert len(_failures(verdict)) == 3
     assert [each.findings for each in verdict.sanitized] == [()]
-
-
-def test_a_launch_of_too_many_threads_is_found_at_its_line(check):
-    text = TILED.replace("#define TILE 8", "#define TILE 64")
-    (sanitized,) = check("tiled.cu", text, PROBLEMS[:1]).sanitized
-    (found,) = sanitized.findings
-    line = next(n for n, each in enumerate(text.splitlines(), 1) if "conv<<<" in each)
-    assert (found.place, found.warning) == (f"tiled.cu:{line}", False)
-    assert "launches conv with (3,4,1) blocks of (64,64,1) threads" in found.text
 
 
 # A quarter of the images in each of four streams.
@@ -254,18 +213,6 @@ def test_a_file_that_needs_more_images_is_judged_with_more(check, old, new, with
     layers = verdict.groups[0]
     assert [each.problem.split(",")[0] for each in layers.failures] == ["b8", "b1"]
     assert "not written: all in images 6 to 7, the last 2 of 8" in layers.failures[0].text
-
-
-@pytest.mark.parametrize(
-    ("name", "mode"),
-    first(1, itertools.product(("new-forward.cuh", *ALIKE[::2]), ("fast", "checked"))),
-)
-def test_what_is_not_written_is_told(check, name, mode):
-    text = CUDA_FORMS[name].replace("i < H_out * W_out;", "i < H_out * W_out - W_out;")
-    assert text != CUDA_FORMS[name]
-    verdict = check(name, text, PROBLEMS[:1], emulation=Emulation(mode))
-    (failure,) = _failures(verdict)
-    assert "are wrong: not written: all in row 6, the last" in failure
 
 
 # im2col in the file's own array, and a product of matrices.
@@ -333,12 +280,13 @@ def test_arrays_of_mxnet_are_there(check):
     text = text.replace("256>>>(patches.dptr_, x[b].dptr_", f"256>>>({one}, x[b].dptr_")
     freed = "mshadow::FreeSpace(&others);\n  mshadow::FreeSpace(&patches);"
     text = text.replace("mshadow::FreeSpace(&patches);", freed)
+    text = text.replace("    unroll<<<", "    if (M != 2) unroll<<<")
     verdict = check("new-forward.cuh", text, PROBLEMS[:1])
     assert verdict.is_right, (_failures(verdict), verdict.sanitized)
     assert [each.findings for each in verdict.sanitized] == [()]
     # Their memory is uninitialised before the file writes it.
-    text = text.replace("y = 0;", "").replace("y[blockIdx.y * columns + i] +=", "y[0] =")
-    assert not check("new-forward.cuh", text, PROBLEMS[:1]).is_right
+    (sanitized,) = check("new-forward.cuh", text, PROBLEMS[2:]).sanitized
+    assert sanitized.findings[0].text.startswith("reads memory that was never written")
 
 
 CUBLAS = "#include <cublas_v2.h>\n"
@@ -349,28 +297,30 @@ def _plain(text):
     return " ".join(text.replace("\u2018", "'").replace("\u2019", "'").split())
 
 
+PTX = "declared.cu:15: PTX (asm) cannot run without a GPU"
+
+
 @pytest.mark.parametrize(
-    ("old", "new", "says"),
-    [
-        ("y = 0;", 'asm("bar.sync 0;");', "new-forward.cuh:32: PTX (asm) cannot run without a GPU"),
-        *first(
-            0,
-            [
-                ("y = 0;", "y += x;", "new-forward.cuh:32: no "),
-                ("y = 0;", "mshadow::Random<gpu> r;", "member"),
-            ],
-        ),
-        *first(0, [("#include <mx", f"{CUBLAS}#include <mx", "cublas_v2.h: No such file or")]),
-    ],
+    ("name", "old", "new", "says"),
+    first(
+        1,
+        [
+            ("declared.cu", "float sum = 0;", 'float sum = 0; asm("bar.sync 0;");', PTX),
+            ("new-forward.cuh", "y = 0;", "y += x;", "new-forward.cuh:32: no "),
+            ("new-forward.cuh", "y = 0;", "mshadow::Random<gpu> r;", "member"),
+            ("new-forward.cuh", "#include <mx", f"{CUBLAS}#include <mx", "cublas_v2.h: No such"),
+        ],
+    ),
 )
-def test_what_is_not_here_is_no_fault_of_the_file(run_here, tmp_path, kept, old, new, says):
-    (tmp_path / "new-forward.cuh").write_text(UNROLLED.replace(old, new))
+def test_what_is_not_here_is_no_fault_of_the_file(run_here, tmp_path, kept, name, old, new, says):
+    text = DECLARED if name == "declared.cu" else UNROLLED
+    (tmp_path / name).write_text(text.replace(old, new))
     with settings.override(cache=kept):
-        path = str(tmp_path / "new-forward.cuh")
+        path = str(tmp_path / name)
         result = run_here("lab", "check", path, "--emulate")
         counted = run_here("lab", "time", path, "--emulate", "--batch-size", "1")
     assert result.returncode == KernelNotSupported.exit_code
-    assert "stopped: new-forward.cuh:" in result.stdout
+    assert f"stopped: {name}:" in result.stdout
     for each in (result, counted):
         assert says in _plain(each.stdout)
     assert result.stdout.splitlines()[-1] == "  verdict: cannot be tried here"
@@ -379,16 +329,16 @@ def test_what_is_not_here_is_no_fault_of_the_file(run_here, tmp_path, kept, old,
 def test_what_no_compiler_takes_is_wrong(run_here, tmp_path, kept):
     """Also errors of the linker; both with their reason."""
     for new, says in (
-        ("y = none;", "new-forward.cuh:32: "),
-        ("unroll<<<1, 1>>;", "new-forward.cuh:32: '<<<' begins no launch that has an end"),
-        ('\n#include "matmul.h"\n', "new-forward.cuh:33: matmul.h: No such file or directory"),
-        ("void more(float *); more(0);", ": undefined reference to `"),
+        ("float sum = none;", "declared.cu:15: "),
+        ("float sum = 0; convolve<<<1, 1>>;", "declared.cu:15: '<<<' begins no launch that has an"),
+        ('\n#include "matmul.h"\n', "declared.cu:16: matmul.h: No such file or directory"),
+        ("float sum = 0; void more(float *); more(0);", ": undefined reference to `"),
     ):
-        (tmp_path / "new-forward.cuh").write_text(UNROLLED.replace("y = 0;", new))
+        (tmp_path / "declared.cu").write_text(DECLARED.replace("float sum = 0;", new))
         with settings.override(cache=kept):
-            result = run_here("lab", "check", str(tmp_path / "new-forward.cuh"), "--emulate")
+            result = run_here("lab", "check", str(tmp_path / "declared.cu"), "--emulate")
         assert result.returncode == 23
-        assert says in _plain(result.stdout)
+        assert says in _plain(result.stdout), new
         assert result.stdout.splitlines()[-1] == "  verdict: wrong"
 
 
@@ -402,15 +352,17 @@ SMALL_CONSTANT = (
 )
 
 
+COPY = next(n for n, each in enumerate(SMALL_CONSTANT.splitlines(), 1) if "// copy" in each)
+TOO_SMALL = f"tiled.cu:{COPY}: failed CUDA call: copies 12544 bytes to or from Mask, which has 4096"
+
+
 def test_a_constant_for_its_own_layers_is_enough(run_here, tmp_path, kept):
     path = tmp_path / "tiled.cu"
     path.write_text(SMALL_CONSTANT)
     with settings.override(cache=kept):
         result = run_here("lab", "check", str(path), "--emulate", "--seed", "1")
-        small = SMALL_CONSTANT.replace("Mask[4096]", "Mask[1024]")
-        path.write_text(small)
+        path.write_text(SMALL_CONSTANT.replace("Mask[4096]", "Mask[1024]"))
         wrong = run_here("lab", "check", str(path), "--emulate", "--seed", "1")
-        counted = run_here("lab", "time", str(path), "--emulate", "--layer", "fa20_2")
     assert result.returncode == 0, result.stdout
     assert result.stdout.splitlines()[-3:] == [
         "  emulator: 0 mistakes",
@@ -418,10 +370,7 @@ def test_a_constant_for_its_own_layers_is_enough(run_here, tmp_path, kept):
         "  verdict: right for 2020fa and later",
     ]
     assert wrong.returncode == 23
-    line = next(n for n, each in enumerate(small.splitlines(), 1) if each.endswith("// copy"))
-    told = f"tiled.cu:{line}: failed CUDA call: copies 12544 bytes to or from Mask, which has 4096"
-    assert " ".join(wrong.stdout.split()).count(told) == 2
-    assert f"tiled.cu, fa20_2, 2 images: {told}" in " ".join(counted.stdout.split())
+    assert " ".join(wrong.stdout.split()).count(TOO_SMALL) == 2
     lines = [each for each in wrong.stdout.splitlines() if "again: " not in each]
     assert max(map(len, lines)) <= 100
     assert wrong.stdout.splitlines()[-1] == "  verdict: wrong"
@@ -439,8 +388,8 @@ def test_a_failed_free_is_a_warning(check):
 
 def test_too_little_memory_is_no_fault_of_the_file(check):
     # Compiled before: compilers take memory, too.
-    assert check("tiled.cu", TILED, PROBLEMS[:1]).is_right
-    verdict = check("tiled.cu", TILED, PROBLEMS[:1], memory=640 << 20)
+    assert check("tiled.cu", FAULTY, PROBLEMS[:1]).is_right
+    verdict = check("tiled.cu", FAULTY, PROBLEMS[:1], memory=640 << 20)
     assert verdict.by_machine == "NotEnoughMemory"
     assert verdict.broken.startswith("the emulator lacks memory")
 
@@ -475,8 +424,7 @@ def test_the_command_says_what_it_has_not_checked(run_here, tmp_path, monkeypatc
 
 
 def test_a_kernel_without_an_end_is_ended(check):
-    text = TILED.replace("float sum = 0;", "float sum = 0; while (w[0] == w[0]) {}")
-    (failure,) = _failures(check("tiled.cu", text, PROBLEMS[:1], call_seconds=2))
+    (failure,) = _failures(check("tiled.cu", FAULTY, [_of(29)], call_seconds=2))
     assert failure == "a call takes more than 2 s"
 
 
@@ -562,14 +510,13 @@ def test_a_constant_variable_has_room_for_what_is_copied_there(check):
     assert failure == f"start.cu:{line}: copies 432 bytes to or from mask, which has 428"
 
 
-def test_the_command_says_that_it_emulates(run_ece408, tmp_path, kept):
-    path = tmp_path / "tiled.cu"
-    path.write_text(TILED.replace("__syncthreads();  // first", ""))
-    # As it does without a GPU.
-    command = ("lab", "check", str(path), "--problem", TEXTS[0])
-    result = run_ece408(*command, ECE408_CACHE=str(kept), CUDA_VISIBLE_DEVICES="")
+@pytest.mark.usefixtures("without_gpu")
+def test_the_command_says_that_it_emulates(run_here, folder, kept):
+    (folder / "tiled.cu").write_text(FAULTY)
+    with settings.override(cache=kept):
+        result = run_here("lab", "check", str(folder / "tiled.cu"), "--problem", str(_of(21)))
     assert result.returncode == 23, result.stderr
-    assert result.stderr.startswith("ece408: CUDA files are emulated on the CPU: ")
+    assert result.stderr.startswith("ece408: CUDA files are emulated on the CPU: no driver\n")
     assert "race between threads of a block (4 bytes): read here, and written by" in result.stdout
 
 
@@ -581,17 +528,13 @@ def test_without_checks_only_the_results_count(check):
 
 
 def test_a_random_order_shows_what_the_usual_one_hides(check):
-    # Each thread reads its neighbour's result, which in the usual order is ready.
-    text = TILED.replace(
-        "float sum = 0;",
-        "__shared__ int last; last = threadIdx.x; float sum = last == threadIdx.x ? 0 : 1;"
-        "__syncthreads(); sum += threadIdx.x == 0 && last != TILE - 1;",
-    )
-    usual = check("tiled.cu", text, emulation=Emulation("fast"))
-    assert not _failures(usual)
-    orders = [check("tiled.cu", text, seed=5, emulation=Emulation("fast", seed=0)) for _ in "ab"]
-    assert _failures(orders[0])
-    assert orders[0].groups == orders[1].groups
+    """Each thread reads its neighbour's result, which in the usual order is ready."""
+    problem, random = ConvProblem.parse("b1,c1,h10,w10,m31,k3"), Emulation(seed=0)
+    assert not _failures(check("tiled.cu", FAULTY, [problem]))
+    orders = [check("tiled.cu", FAULTY, [problem], emulation=random, seed=5) for _ in "ab"]
+    told = [[each.failures for each in order.groups] for order in orders]
+    assert told[0][0]
+    assert told[0] == told[1]
     assert {each.order for each in orders} == {"random"}
 
 
@@ -608,12 +551,14 @@ def test_the_command_repeats_a_random_order(run_here, tmp_path, kept):
 
 def test_time_counts_lines(run_here, tmp_path, kept):
     path = tmp_path / "tiled.cu"
-    path.write_text(TILED)
+    path.write_text(SMALL_CONSTANT.replace("Mask[4096]", "Mask[1024]"))
     output = tmp_path / "counts.json"
-    command = ("lab", "time", str(path), "1_naive", "--layer", "b1,c1,h9,w9,m2,k2")
     options = ("--batch-size", "1", "--emulate", "--arch", "sm_75", "--json", str(output))
+    command = ("lab", "time", str(path))
     with settings.override(cache=kept):
-        result = run_here(*command, *options)
+        wrong = run_here(*command, "--layer", "fa20_2", *options)
+        result = run_here(*command, "1_naive", "--layer", "b1,c1,h9,w9,m2,k2", *options)
+    assert f"tiled.cu, fa20_2, 1 images: {TOO_SMALL}" in " ".join(wrong.stdout.split())
     assert result.returncode == 0, result.stderr
     assert "tiled.cu, b1,c1,h9,w9,m2,k2, 1 images: counted, not timed" in result.stdout
     # 2 filters in one block each of 8 x 8 threads, 2 warps; 9 x 9 floats of shared memory.
@@ -635,11 +580,12 @@ def test_an_unknown_gpu_is_refused(run_here, tmp_path):
 
 
 @pytest.mark.parametrize("option", first(1, ["", "--emulate", "--fast"]))
-def test_a_milestone_runs_a_file(run_ece408, tmp_path, kept_with_data, option):
-    path = tmp_path / "tiled.cu"
-    path.write_text(TILED.replace("#define TILE 8", "#define TILE 16"))
-    command = ("m3.1", "3", "--kernel", str(path), *option.split())
-    result = run_ece408(*command, CUDA_VISIBLE_DEVICES="", ECE408_CACHE=str(kept_with_data))
+@pytest.mark.usefixtures("without_gpu")
+def test_a_milestone_runs_a_file(run_here, folder, kept_with_data, option):
+    (folder / "tiled.cu").write_text(FAULTY)
+    command = ("m3.1", "2", "--kernel", str(folder / "tiled.cu"), *option.split())
+    with settings.override(cache=kept_with_data):
+        result = run_here(*command)
     assert result.returncode == 0, result.stderr
     assert len(re.findall(r"^Op Time: \d+\.\d{6} \(emulated\)$", result.stdout, re.M)) == 2
     assert "Correctness: " in result.stdout

@@ -35,11 +35,13 @@ STRIDED = ["b2,c3,h14,w9,m5,k3,s2", "b2,c1,h9,w9,m2,k3,s3x3"]
 
 
 @pytest.fixture
-def write(tmp_path):
-    """Write a kernel file; return its path."""
+def write(request, tmp_path):
+    """Write a kernel file; return its path: for nvcc always the same, so that it compiles once."""
+    folder = CUBINS / "files" if "nvcc" in request.fixturenames else tmp_path
+    folder.mkdir(parents=True, exist_ok=True)
 
     def file(name, text=None):
-        path = tmp_path / name
+        path = folder / name
         path.write_text(CUDA_FORMS[name] if text is None else text)
         return str(path)
 
@@ -184,7 +186,7 @@ def test_forms_compile_for_the_oldest_and_the_newest_architecture(
         assert kernel_file.load(file, content).ece408_file_forward
 
 
-def test_which_methods_a_file_defines(write, nvcc, kept):
+def test_which_methods_a_file_defines(write, nvcc):
     """Definitions in included files count, comments do not."""
     write(
         "epilog.cuh", CUDA_2020.replace("void GPUInterface::conv_forward_gpu_pr", "static void pr")
@@ -194,7 +196,7 @@ def test_which_methods_a_file_defines(write, nvcc, kept):
         "one-method.cu": (f"{prolog}\n{CUDA_FORMS['one-method.cu']}", False),
         "includes.cu": (f'{prolog}\n#include "epilog.cuh"\n', True),
     }
-    with settings.override(cache=kept):
+    with settings.override(cache=CUBINS):
         for name, (text, copies) in texts.items():
             file = kernel_file.find(write(name, text))
             assert cuda_file_backend.has_prolog(file, (9, 0)) == copies, name

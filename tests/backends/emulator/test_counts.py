@@ -59,41 +59,48 @@ def count(tmp_path_factory, kept):
     return counted
 
 
-@pytest.mark.parametrize(
-    ("index", "sectors"),
-    [("t", 4), ("t + 1", 5), ("2 * t", 8), ("8 * t", 32), ("0", 1), ("31 - t", 4), ("t / 8", 1)],
-)
-def test_sectors_of_loads(count, index, sectors):
-    found = count(f"const float v = x[{index}];\ny[t] = v + 1;")
-    load, store = found[1, "global load"], found[2, "global store"]
-    assert (load.warps, load.lanes, load.sectors) == (1, 32, sectors)
-    assert (store.warps, store.lanes, store.sectors) == (1, 32, 4)
+def _each(count, lines, cases):
+    """Return the counts of lines with each case, which are compiled together. In them $ is the
+    case, and y an array of its own."""
+    body = "\n".join(
+        f"{{ {lines}".replace("$", case).replace("y[", f"y[{256 * n} + ") + " }"
+        for n, case in enumerate(cases)
+    )
+    found, step = count(body), lines.count("\n") + 1
+    return [
+        {(line - n * step, what): each for (line, what), each in found.items()}
+        for n in range(len(cases))
+    ]
 
 
-@pytest.mark.parametrize(("type_", "sectors"), [("float2", 8), ("float4", 16), ("char", 1)])
-def test_sectors_by_size(count, type_, sectors):
-    found = count(f"const {type_} v = ((const {type_}*)x)[t];\n(({type_}*)y)[t] = v;")
-    assert found[1, "global load"].sectors == found[2, "global store"].sectors == sectors
+def test_sectors_of_loads(count):
+    cases = {"t": 4, "t + 1": 5, "2 * t": 8, "8 * t": 32, "0": 1, "31 - t": 4, "t / 8": 1}
+    told = _each(count, "const float v = x[$];\ny[t] = v + 1;", cases)
+    for found, sectors in zip(told, cases.values()):
+        load, store = found[1, "global load"], found[2, "global store"]
+        assert (load.warps, load.lanes, load.sectors) == (1, 32, sectors)
+        assert (store.warps, store.lanes, store.sectors) == (1, 32, 4)
 
 
-@pytest.mark.parametrize(
-    ("index", "passes"),
-    [("t", 1), ("2 * t", 2), ("32 * t", 32), ("33 * t", 1), ("7", 1), ("t % 2 * 32", 2)],
-)
-def test_bank_conflicts(count, index, passes):
-    body = f"__shared__ float s[1056];\ns[{index}] = t;\n__syncthreads();\ny[t] = s[{index}];"
-    found = count(body)
-    for what in ((2, "shared store"), (4, "shared load")):
-        each = found[what]
-        assert (each.warps, each.passes, each.conflicts) == (1, passes, passes - 1)
-    assert (found[3, "barrier"].warps, found[3, "barrier"].lanes) == (1, 32)
+def test_sizes_of_accesses(count):
+    """Wide accesses to shared memory are served in parts."""
+    cases = {"float2": (8, 2), "float4": (16, 4), "char": (1, 1)}
+    lines = "const $ v = ((const $*)x)[t];\n(($*)(&y[0]))[t] = v;\n__shared__ $ s[32];\ns[t] = v;\n"
+    lines += "((char*)(&y[160]))[t] = (char&)s[31 - t];"
+    for found, (sectors, passes) in zip(_each(count, lines, cases), cases.values()):
+        assert found[1, "global load"].sectors == found[2, "global store"].sectors == sectors
+        store = found[4, "shared store"]
+        assert (store.passes, store.conflicts) == (passes, 0)
 
 
-@pytest.mark.parametrize(("type_", "passes"), [("float2", 2), ("float4", 4)])
-def test_wide_accesses_to_shared_memory_are_served_in_parts(count, type_, passes):
-    body = f"__shared__ {type_} s[32];\ns[t] = (({type_}*)x)[t];\ny[t] = s[31 - t].x;"
-    store = count(body)[2, "shared store"]
-    assert (store.passes, store.conflicts) == (passes, 0)
+def test_bank_conflicts(count):
+    cases = {"t": 1, "2 * t": 2, "32 * t": 32, "33 * t": 1, "7": 1, "t % 2 * 32": 2}
+    lines = "__shared__ float s[1056];\ns[$] = t;\n__syncthreads();\ny[t] = s[$];"
+    for found, passes in zip(_each(count, lines, cases), cases.values()):
+        for what in ((2, "shared store"), (4, "shared load")):
+            each = found[what]
+            assert (each.warps, each.passes, each.conflicts) == (1, passes, passes - 1)
+        assert (found[3, "barrier"].warps, found[3, "barrier"].lanes) == (1, 32)
 
 
 def test_lanes_that_part_meet_again(count):

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
-
 import pytest
 
 from ece408_op.backends.emulator.library import MODES
@@ -17,7 +15,7 @@ from ece408_op.problem import ConvProblem
 
 problem = ConvProblem.parse("b2,c2,h9,w9,m2,k3")
 x, w = (np.ones(shape, np.float32) for shape in (problem.x_shape, problem.w_shape))
-for mode in {order} * 2:
+for mode in {order}:
     y = np.zeros(problem.y_shape, np.float32)
     arrays = (x.ctypes.data, w.ctypes.data, None, y.ctypes.data)
     EmulatedBackend("2_constant_weights", Emulation(mode)).forward(problem, *arrays, False)
@@ -27,8 +25,9 @@ for mode in {order} * 2:
 """
 
 
-# In a separate process: the first mode determines the memory layout.
-@pytest.mark.parametrize("order", list(itertools.permutations(MODES)), ids="-".join)
-def test_modes_follow_each_other_in_any_order(run_python, kept, order):
-    result = run_python(PROGRAM.format(order=order), ECE408_CACHE=str(kept))
+# In a separate process: the first mode determines the memory layout. Each follows each other.
+@pytest.mark.parametrize("first", range(len(MODES)))
+def test_modes_follow_each_other_in_any_order(run_python, kept, first):
+    a, b, c = [*MODES, *MODES][first : first + 3]
+    result = run_python(PROGRAM.format(order=(a, a, b, c, a, c, b, a)), ECE408_CACHE=str(kept))
     assert result.returncode == 0, result.stderr
