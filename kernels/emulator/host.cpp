@@ -27,6 +27,7 @@ namespace {
 #define PLACE __builtin_return_address(0)
 
 constexpr size_t CONSTANT_BYTES = 64 << 10, PITCH = 512;
+constexpr uint32_t MANY_OPERATIONS = Streams::OPERATIONS / 2;
 constexpr const char* NAME = "emulated GPU";
 
 // Returns the error, and keeps it for cudaGetLastError.
@@ -153,6 +154,8 @@ void host_waits_for_all() {
     Emulator& e = emulator();
     const auto alone = e.alone();
     e.streams.host_waits_for_all();
+    // No race crosses this point, so numbers of operations begin again before they run out.
+    if ((e.operations & 0xFF) > MANY_OPERATIONS) e.operations |= 0xFF;
 }
 
 void host_waits_for(cudaStream_t stream) {

@@ -47,6 +47,19 @@ def test_each_fault_is_found_at_its_line(path, seed, kept):
     assert not wrong, "\n".join(wrong)
 
 
+def test_a_fault_is_found_whatever_ran_before(kept):
+    """The emulator numbers operations up to 255."""
+    path = next(path for path in FILES if path.stem == "streams")
+    found = {
+        (number, name): faults.emulated(*_load(path, kept), name, None)[1]
+        for number in range(100)
+        for name in ("copies_before_it_is_computed", "clears_on_the_default_stream")[
+            : 1 + number % 2
+        ]
+    }
+    assert [run for run, each in found.items() if not each] == []
+
+
 def test_there_are_many_faults_of_each_kind():
     programs = [program for path in FILES for program in faults.programs(path)]
     assert len({program.name for program in programs}) == len(programs)
