@@ -15,9 +15,9 @@ from ece408_op.host import cores
     [
         ({}, None),
         ({"cpu.max": "max 100000\n"}, None),
-        ({"cpu.max": "250000 100000\n"}, 2.5),
+        ({"cpu.max": "125000 50000\n"}, 2.5),
         ({"cpu/cpu.cfs_quota_us": "-1\n", "cpu/cpu.cfs_period_us": "100000\n"}, None),
-        ({"cpu/cpu.cfs_quota_us": "50000\n", "cpu/cpu.cfs_period_us": "100000\n"}, 0.5),
+        ({"cpu/cpu.cfs_quota_us": "50000\n", "cpu/cpu.cfs_period_us": "200000\n"}, 0.25),
         ({"cpu/cpu.cfs_quota_us": "50000\n"}, None),
     ],
 )
