@@ -4,7 +4,8 @@ from ece408_op import op_times
 from ece408_op.op_log import OpTime, OpTimes, publish
 from ece408_op.problem import ConvProblem
 
-ENTRY = OpTime("conv1", ConvProblem.parse("b2,c1,h9,w9,m3,k5"), "forward", "cpu", "fast", 0.0015)
+PROBLEM = ConvProblem.parse("b2,c1,h9,w9,m3,k5")
+ENTRY = OpTime("conv1", PROBLEM, "backward_data", "cpu", "fast", 0.0015)
 
 
 def test_only_what_happens_inside_the_block_is_logged():
@@ -25,7 +26,7 @@ def test_table_has_a_line_for_each_call():
     columns = ["layer", "direction", "backend", "kernel", "precision", "ms", "problem"]
     assert header.split() == columns
     problem = "b2,c1,h9,w9,m3,k5x5"
-    assert row.split() == ["conv1", "forward", "cpu", "fast", "float32", "1.500", problem]
+    assert row.split() == ["conv1", "backward_data", "cpu", "fast", "float32", "1.500", problem]
 
 
 def test_a_notebook_shows_a_table():

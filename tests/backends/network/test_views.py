@@ -53,6 +53,7 @@ def _views(sym):
         "norm of channels with more axes": norm(conv("a", (0, 0, 2, 2, 2))),
         "mean of axes apart": sym.mean(conv("a", (0, 0, 4, 2)), axis=(0, 2)),
         "sum of axes apart": sym.sum(conv("a", (0, 0, 4, 2)), axis=(1, 3), keepdims=True),
+        "rows of a part of a split": 2 * sym.Reshape(sym.split(x, num_outputs=2)[0], shape=(-1, 4)),
         "pooling of five axes": sym.Pooling(
             conv("a", (0, 0, 2, 2, 2)), global_pool=True, pool_type="avg"
         ),
