@@ -24,7 +24,7 @@ def place(values: np.ndarray, side: str, read_only: bool = False) -> np.ndarray:
     """
     pages = -(-max(values.nbytes, 1) // mmap.PAGESIZE) + 1
     size = pages * mmap.PAGESIZE
-    # A private one takes half the time of a shared one.
+    # Faster to fill than a shared one.
     region = mmap.mmap(-1, size + 2 * mmap.PAGESIZE, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     everything = np.frombuffer(region, np.uint8)
     everything[:] = 0xFF

@@ -87,12 +87,7 @@ def lower(builder: Builder, node: Node, operands: list[Operand]) -> list[Operand
     if reason is not None:
         raise UnsupportedProblem(f"{node.op} {node.name}: {reason}")
     name = _name(node.op, node.attributes)
-    try:
-        found = OPERATORS[name].lower(builder, Attributes(name, node.attributes), operands)
-    except IndexError:
-        # An axis that there is for another number of images: `squeeze` may remove that of one.
-        shapes = ", ".join(str(each.shape) for each in operands)
-        raise UnsupportedProblem(f"{node.op} {node.name}: too few axes: {shapes}") from None
+    found = OPERATORS[name].lower(builder, Attributes(name, node.attributes), operands)
     return found if isinstance(found, list) else [found]
 
 

@@ -249,15 +249,15 @@ def _resize(builder: Builder, attributes: Attributes, operands: list[Operand]) -
 def _concat(builder: Builder, attributes: Attributes, operands: list[Operand]) -> Operand:
     """Compute each operand directly into its place in the result; the first may already be in
     place."""
-    count = len(operands[0].shape)
-    axis = axis_of(attributes.integer("dim", 1), count)
-    sizes = [each.shape[axis] for each in operands]
-    shape = list(operands[0].shape)
-    shape[axis] = sum(sizes)
-    # A parameter with one row per image of the whole batch does not fit a chunk.
     shapes = [each.shape for each in operands]
-    if len({(*each[:axis], *each[axis + 1 :]) for each in shapes}) > 1:
+    axis = axis_of(attributes.integer("dim", 1), len(shapes[0]))
+    # In a chunk of images: a parameter with one row per image of the whole batch, or another number
+    # of axes after `squeeze`.
+    if len({(len(each), *each[:axis], *each[axis + 1 :]) for each in shapes}) > 1:
         raise UnsupportedProblem(f"{builder.node}: {shapes} differ not only in axis {axis}")
+    sizes = [each[axis] for each in shapes]
+    shape = list(shapes[0])
+    shape[axis] = sum(sizes)
     if axis == 0:
         builder.mixes_images()
     after = math.prod(shape[axis + 1 :])
