@@ -37,7 +37,7 @@ LINK = ("-shared", "-pthread", "-ldl", "-Wl,--as-needed", "-Wl,-z,nodelete")
 # Sources by their path in SOURCES; those that are compiled once, with these options.
 FIXED: dict[str, tuple[str, ...]] = {
     **{"conv/reference": ("-ffp-contract=off",), "api/choice": ("-ffp-contract=off",)},
-    **{"api/dispatch": (), "host/copies": (), "host/thread_pool": ()},
+    **{"api/dispatch": (), "host/copies": (), "host/halves": (), "host/thread_pool": ()},
 }
 # Processors with AVX2 have prefetchw, or do nothing for it.
 AVX2 = ("-mavx2", "-mfma", "-mf16c", "-mprfchw")

@@ -7,7 +7,9 @@
 
 #include "api/choice.h"
 #include "api/shape.h"
+#include "host/buffer.h"
 #include "host/ceilings.h"
+#include "host/halves.h"
 #include "host/pages.h"
 #include "layers/batch_norm.h"
 #include "layers/pool.h"
@@ -66,7 +68,9 @@ bool usable(const ece408_problem* problem, int isa) {
 
 Task task_of(const ece408_problem& problem, Direction direction, int64_t element_bytes, int isa,
              bool strict, bool kept) {
-    return {problem, direction, strict ? 8 : element_bytes, kLanes[isa], strict, kept};
+    // Half precision is computed as float.
+    const int64_t bytes = strict ? 8 : element_bytes == 2 ? 4 : element_bytes;
+    return {problem, direction, bytes, kLanes[isa], strict, kept};
 }
 
 // Calls `call` with the member `of` of the kernel and the number of threads to use.
@@ -109,6 +113,37 @@ void prepare(const ece408_problem& problem, Direction direction, T* output, int 
         ask_for_huge_pages(output, outputs(problem, direction) * int64_t{sizeof(T)});
 }
 
+// An array in half precision, or null.
+struct Halves {
+    const uint16_t* first;
+    int64_t count;
+
+    Buffer<float> as_floats(int threads, int isa) const {
+        if (!first) return {};
+        Buffer<float> floats(count);
+        if (floats) to_floats(reinterpret_cast<const Half*>(first), count, floats, threads, isa);
+        return floats;
+    }
+};
+
+// Computes in float: converts the inputs, and the output back. Products of two halves are exact in
+// float.
+template <class Call>
+int in_floats(const Halves& a, const Halves& b, const Halves& bias, const Halves& out,
+              bool accumulate, int threads, int isa, const Call& call) {
+    if (!cpu_has(isa)) return ECE408_UNSUPPORTED;
+    const Buffer<float> wide_a = a.as_floats(threads, isa), wide_b = b.as_floats(threads, isa);
+    const Buffer<float> wide_bias = bias.as_floats(threads, isa);
+    const Buffer<float> wide_out =
+        accumulate ? out.as_floats(threads, isa) : Buffer<float>(out.count);
+    if (!wide_a || !wide_b || !wide_out || (bias.first && !wide_bias)) return ECE408_NO_MEMORY;
+    const int status = call(wide_a, wide_b, wide_bias, wide_out);
+    if (status == ECE408_OK)
+        to_halves(wide_out, out.count, reinterpret_cast<Half*>(const_cast<uint16_t*>(out.first)),
+                  threads, isa);
+    return status;
+}
+
 }  // namespace
 }  // namespace ece408
 
@@ -130,49 +165,82 @@ int ece408_choose(const ece408_problem* problem, int direction, int element_byte
     return static_cast<int>(choose(task));
 }
 
-#define ECE408_DEFINE(T, Stored, suffix, strict)                                                 \
+#define ECE408_DEFINE(T, suffix, strict)                                                         \
     int ece408_forward_##suffix(const ece408_problem* problem, const T* x, const T* w,           \
                                 const T* bias, T* y, int accumulate, int threads, int isa,       \
                                 int kernel) {                                                    \
-        using S = ece408::Stored;                                                                \
-        return ece408::run<S>(                                                                   \
+        return ece408::run<T>(                                                                   \
             problem, ece408::Direction::forward, &ece408::Kernel::suffix, strict, x && w && y,   \
             threads, isa, kernel,                                                                \
-            [&](const ece408::Directions<S>& of, int useful) {                                   \
+            [&](const ece408::Directions<T>& of, int useful) {                                   \
                 ece408::prepare(*problem, ece408::Direction::forward, y, accumulate);            \
-                return of.forward(*problem, reinterpret_cast<const S*>(x),                       \
-                                  reinterpret_cast<const S*>(w),                                 \
-                                  reinterpret_cast<const S*>(bias), reinterpret_cast<S*>(y),     \
-                                  accumulate != 0, useful);                                      \
+                return of.forward(*problem, x, w, bias, y, accumulate != 0, useful);             \
             });                                                                                  \
     }                                                                                            \
     int ece408_backward_data_##suffix(const ece408_problem* problem, const T* w, const T* dy,    \
                                       T* dx, int accumulate, int threads, int isa, int kernel) { \
-        using S = ece408::Stored;                                                                \
-        return ece408::run<S>(                                                                   \
+        return ece408::run<T>(                                                                   \
             problem, ece408::Direction::backward_data, &ece408::Kernel::suffix, strict,          \
             w && dy && dx, threads, isa, kernel,                                                 \
-            [&](const ece408::Directions<S>& of, int useful) {                                   \
+            [&](const ece408::Directions<T>& of, int useful) {                                   \
                 ece408::prepare(*problem, ece408::Direction::backward_data, dx, accumulate);     \
-                return of.backward_data(*problem, reinterpret_cast<const S*>(w),                 \
-                                        reinterpret_cast<const S*>(dy),                          \
-                                        reinterpret_cast<S*>(dx), accumulate != 0, useful);      \
+                return of.backward_data(*problem, w, dy, dx, accumulate != 0, useful);           \
             });                                                                                  \
     }                                                                                            \
     int ece408_backward_weight_##suffix(const ece408_problem* problem, const T* x, const T* dy,  \
                                         T* dw, int accumulate, int threads, int isa,             \
                                         int kernel) {                                            \
-        using S = ece408::Stored;                                                                \
-        return ece408::run<S>(                                                                   \
+        return ece408::run<T>(                                                                   \
             problem, ece408::Direction::backward_weight, &ece408::Kernel::suffix, strict,        \
             x && dy && dw, threads, isa, kernel,                                                 \
-            [&](const ece408::Directions<S>& of, int useful) {                                   \
+            [&](const ece408::Directions<T>& of, int useful) {                                   \
                 ece408::prepare(*problem, ece408::Direction::backward_weight, dw, accumulate);   \
-                return of.backward_weight(*problem, reinterpret_cast<const S*>(x),               \
-                                          reinterpret_cast<const S*>(dy),                        \
-                                          reinterpret_cast<S*>(dw), accumulate != 0, useful);    \
+                return of.backward_weight(*problem, x, dy, dw, accumulate != 0, useful);         \
             });                                                                                  \
     }
+
+ECE408_DEFINE(float, f32, false)
+ECE408_DEFINE(double, f64, false)
+ECE408_DEFINE(float, strict, true)
+
+int ece408_forward_f16(const ece408_problem* problem, const uint16_t* x, const uint16_t* w,
+                       const uint16_t* bias, uint16_t* y, int accumulate, int threads, int isa,
+                       int kernel) {
+    using namespace ece408;
+    if (!usable(problem, isa) || !x || !w || !y || threads < 1) return ECE408_INVALID;
+    return in_floats(
+        {x, outputs(*problem, Direction::backward_data)}, {w, weights(*problem)},
+        {bias, problem->filters}, {y, outputs(*problem, Direction::forward)}, accumulate != 0, threads,
+        isa, [&](const float* fx, const float* fw, const float* fbias, float* fy) {
+            return ece408_forward_f32(problem, fx, fw, fbias, fy, accumulate, threads, isa, kernel);
+        });
+}
+
+int ece408_backward_data_f16(const ece408_problem* problem, const uint16_t* w, const uint16_t* dy,
+                             uint16_t* dx, int accumulate, int threads, int isa, int kernel) {
+    using namespace ece408;
+    if (!usable(problem, isa) || !w || !dy || !dx || threads < 1) return ECE408_INVALID;
+    return in_floats(
+        {w, weights(*problem)}, {dy, outputs(*problem, Direction::forward)}, {nullptr, 0},
+        {dx, outputs(*problem, Direction::backward_data)}, accumulate != 0, threads, isa,
+        [&](const float* fw, const float* fdy, const float*, float* fdx) {
+            return ece408_backward_data_f32(problem, fw, fdy, fdx, accumulate, threads, isa, kernel);
+        });
+}
+
+int ece408_backward_weight_f16(const ece408_problem* problem, const uint16_t* x, const uint16_t* dy,
+                               uint16_t* dw, int accumulate, int threads, int isa, int kernel) {
+    using namespace ece408;
+    if (!usable(problem, isa) || !x || !dy || !dw || threads < 1) return ECE408_INVALID;
+    return in_floats(
+        {x, outputs(*problem, Direction::backward_data)},
+        {dy, outputs(*problem, Direction::forward)}, {nullptr, 0}, {dw, weights(*problem)},
+        accumulate != 0, threads, isa,
+        [&](const float* fx, const float* fdy, const float*, float* fdw) {
+            return ece408_backward_weight_f32(problem, fx, fdy, fdw, accumulate, threads, isa,
+                                              kernel);
+        });
+}
 
 int64_t ece408_packed_floats(const ece408_problem* problem, int isa, int kernel) {
     using namespace ece408;
@@ -203,16 +271,6 @@ int ece408_forward_packed(const ece408_problem* problem, const float* x, const f
                                              epilogue ? *epilogue : ece408_epilogue{}, y, useful);
     return status == kNotFinite ? ECE408_UNSUPPORTED : status;
 }
-
-namespace ece408 {
-using Float = float;
-using Double = double;
-}  // namespace ece408
-
-ECE408_DEFINE(float, Float, f32, false)
-ECE408_DEFINE(double, Double, f64, false)
-ECE408_DEFINE(uint16_t, Half, f16, false)
-ECE408_DEFINE(float, Float, strict, true)
 
 int ece408_batch_norm_forward(const ece408_batch* batch, const float* x, const float* added,
                               const float* gamma, const float* beta, float* y, float* mean,

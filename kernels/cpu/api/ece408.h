@@ -5,8 +5,8 @@
  *   w, dw      (filters, channels / groups, kernel_h, kernel_w)
  *   bias,dbias (filters)
  *   y, dy      (batch, filters, out_height, out_width)
- * Types are f32, f64 and f16, the bits of IEEE half precision, summed in float by the fast kernels.
- * They need the alignment of their element only, and must not overlap. Nothing outside them is
+ * Types are f32, f64 and f16, the bits of IEEE half precision, which the fast kernels compute with in
+ * float, from copies of the arrays. They need the alignment of their element only, and must not overlap. Nothing outside them is
  * read or written. With `accumulate` nonzero the result is added to the output's old contents;
  * otherwise these are not read. `threads` is the most threads used, including the caller's; small
  * problems use fewer, and every result is the same to the last bit for any number of threads.
@@ -170,7 +170,7 @@ ECE408_EXPORT int ece408_pool(const ece408_windows* rows, const ece408_windows* 
                               const float* heights, const float* widths, int64_t planes,
                               const float* x, float* y, int threads, int isa);
 
-/* Conversions of half precision in portable code, which the baseline kernels and the reference use. */
+/* Conversions of half precision in portable code, which the baseline and the reference use. */
 ECE408_EXPORT float ece408_half_to_float(uint16_t bits);
 ECE408_EXPORT uint16_t ece408_float_to_half(float value);
 

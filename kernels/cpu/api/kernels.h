@@ -3,7 +3,6 @@
 
 #include "api/builds.h"
 #include "api/ece408.h"
-#include "micro/half.h"
 
 // All kernels, in the order of their numbers in ece408.h's functions.
 #define ECE408_KERNELS(EACH)       \
@@ -39,7 +38,6 @@ constexpr int kNotFinite = -1;
 struct Kernel {
     Directions<float> f32;
     Directions<double> f64;
-    Directions<Half> f16;
     Directions<float> strict;  // the same arrays as f32, sums in double
     // Floats of packed weights and biases for the forward pass in float32, the same for images of
     // any number and size; and the function that packs them, which may also return kNotFinite. Null

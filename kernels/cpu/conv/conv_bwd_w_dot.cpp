@@ -303,7 +303,7 @@ struct WeightCall {
                     if (p == 2 && !fourth[n].first) continue;
                     T* to = line + places[n];
                     const double total = finite ? *from : book.finite_or_textbook(*from, to);
-                    narrow(static_cast<Sum>(accumulate ? widen(*to) + total : total), to);
+                    *to = static_cast<T>(accumulate ? *to + total : total);
                 }
         }
     }
@@ -331,12 +331,12 @@ struct WeightCall {
         for (int64_t m = rows.begin; m < rows.end; ++m, to += step, totals += count) {
             if (!finite) recompute_nonfinite(book, totals, 1, count, to, 1);
             for (int64_t t = 0; t < count; ++t)
-                narrow(static_cast<Sum>(accumulate ? widen(to[t]) + totals[t] : totals[t]), to + t);
+                to[t] = static_cast<T>(accumulate ? to[t] + totals[t] : totals[t]);
         }
     }
 };
 
-template <class T, class Sum = typename Number<T>::Sum>
+template <class T, class Sum = T>
 int backward_weight(const ece408_problem& problem, const T* x, const T* dy, T* dw, bool accumulate,
                     int threads) {
     const Shape s = derive(problem);
@@ -374,7 +374,6 @@ int backward_weight(const ece408_problem& problem, const T* x, const T* dy, T* d
 extern const Kernel ECE408_THIS_BUILD(conv_bwd_w_dot) = {
     {nullptr, nullptr, backward_weight<float>},
     {nullptr, nullptr, backward_weight<double>},
-    {nullptr, nullptr, backward_weight<Half>},
     {nullptr, nullptr, backward_weight<float, double>},
 };
 

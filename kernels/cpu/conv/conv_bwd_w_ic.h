@@ -297,9 +297,9 @@ struct ChannelCall {
         const int64_t next = STEP ? STEP : step;
         if (accumulate)
             for (int64_t c = 0; c < count; ++c)
-                narrow(static_cast<Sum>(widen(to[c * next]) + from[c]), to + c * next);
+                to[c * next] = static_cast<T>(to[c * next] + from[c]);
         else
-            for (int64_t c = 0; c < count; ++c) narrow(static_cast<Sum>(from[c]), to + c * next);
+            for (int64_t c = 0; c < count; ++c) to[c * next] = static_cast<T>(from[c]);
     }
 };
 

@@ -135,9 +135,9 @@ template <class T, class Sum>
 void put_rows(Sum* sums, int64_t row, int64_t rows, int64_t width, Sum offset, Store store, T* to) {
     for (int64_t i = 0; i < rows; ++i, sums += row, to += width) {
         if (store == kAccumulate)
-            for (int64_t j = 0; j < width; ++j) narrow(widen(to[j]) + (sums[j] + offset), to + j);
+            for (int64_t j = 0; j < width; ++j) to[j] = static_cast<T>(to[j] + (sums[j] + offset));
         else
-            for (int64_t j = 0; j < width; ++j) narrow(sums[j] + offset, to + j);
+            for (int64_t j = 0; j < width; ++j) to[j] = static_cast<T>(sums[j] + offset);
     }
 }
 
@@ -192,7 +192,7 @@ void run_macro_tile(const SweepPlan<Sum>& plan, const Sum* image, int64_t group,
     }
     for (int m = 0; m < filters; ++m) {
         const int64_t channel = group * s.group_filters + begin + m;
-        const Sum offset = bias ? widen(bias[channel]) : Sum(0);
+        const Sum offset = bias ? bias[channel] : Sum(0);
         T* to = out + (channel * s.out_height + first_row) * s.out_width;
         if (!all_finite(sums + m * step, (rows - 1) * row + s.out_width))
             for (int64_t i = 0; i < rows; ++i)

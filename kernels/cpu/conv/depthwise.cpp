@@ -226,7 +226,7 @@ int backward_weight(const ece408_problem& problem, const float* x, const float* 
 }  // namespace
 
 extern const Kernel ECE408_THIS_BUILD(depthwise) = {
-    {forward, backward_data, backward_weight}, {}, {}, {},
+    {forward, backward_data, backward_weight}, {}, {},
     nullptr, nullptr, forward_packed};
 
 }  // namespace ece408

@@ -14,7 +14,6 @@
 #include <string.h>
 
 #include "api/shape.h"
-#include "micro/half.h"
 
 namespace ece408 {
 namespace {
@@ -94,7 +93,7 @@ void fill_row(const Sweep& s, const T* source, int64_t first, int64_t count, Sum
         if (end > count) end = count;
         if (begin > end) begin = end;
         for (int64_t k = 0; k < begin; ++k) out[k] = 0;
-        for (int64_t k = begin; k < end; ++k) out[k] = widen(source[k - s.pad_w]);
+        for (int64_t k = begin; k < end; ++k) out[k] = source[k - s.pad_w];
         for (int64_t k = end; k < count; ++k) out[k] = 0;
         return;
     }
@@ -107,15 +106,15 @@ void fill_row(const Sweep& s, const T* source, int64_t first, int64_t count, Sum
         if (begin > end) begin = end;
         for (int64_t k = 0; k < begin; ++k) out[k] = 0;
         if (s.stride_w == 2)  // the compiler vectorises this stride
-            for (int64_t k = begin; k < end; ++k) out[k] = widen(source[from + 2 * k]);
+            for (int64_t k = begin; k < end; ++k) out[k] = source[from + 2 * k];
         else
-            for (int64_t k = begin; k < end; ++k) out[k] = widen(source[from + k * s.stride_w]);
+            for (int64_t k = begin; k < end; ++k) out[k] = source[from + k * s.stride_w];
         for (int64_t k = end; k < count; ++k) out[k] = 0;
         return;
     }
     for (int64_t k = 0; k < count; ++k) {
         const int64_t x = source_index(first + k * s.stride_w, s.pad_w, s.spread_w, s.width);
-        out[k] = x < 0 ? Sum(0) : widen(source[x]);
+        out[k] = x < 0 ? Sum(0) : source[x];
     }
 }
 

@@ -1,4 +1,4 @@
-// The kernels for any convolution, forward and backward, in three types, and once more for float
+// The kernels for any convolution, forward and backward, in two types, and once more for float
 // with products and sums in double. Compiled once per instruction set, with ECE408_ISA its name and
 // ECE408_LANES the floats of a vector; only the constants at the end are not local.
 #include "api/kernels.h"
@@ -12,22 +12,19 @@ namespace {
 
 int status(bool done) { return done ? ECE408_OK : ECE408_NO_MEMORY; }
 
-template <class T>
-using SumOf = typename Number<T>::Sum;
-
-template <class T, class Sum = SumOf<T>>
+template <class T, class Sum = T>
 int ow_forward(const ece408_problem& problem, const T* x, const T* w, const T* bias, T* y,
                bool accumulate, int threads) {
     const Shape s = derive(problem);
     const Textbook book = {s, x, w, y, forward_element<T>};
     const auto weight_at = [&](int64_t g, int64_t m, int64_t c, int64_t p, int64_t q) {
-        return widen(w[w_index(s, g * s.group_filters + m, c, p, q)]);
+        return w[w_index(s, g * s.group_filters + m, c, p, q)];
     };
     return status(
         run_sweep<Sum>(forward_sweep(s), weight_at, book, x, bias, y, accumulate, threads));
 }
 
-template <class T, class Sum = SumOf<T>>
+template <class T, class Sum = T>
 int ow_backward_data(const ece408_problem& problem, const T* w, const T* dy, T* dx, bool accumulate,
                      int threads) {
     const Shape s = derive(problem);
@@ -35,7 +32,7 @@ int ow_backward_data(const ece408_problem& problem, const T* w, const T* dy, T* 
     const T* const no_bias = nullptr;
     const auto weight_at = [&](int64_t g, int64_t c, int64_t m, int64_t p, int64_t q) {
         const int64_t row = s.kernel_h - 1 - p, column = s.kernel_w - 1 - q;
-        return widen(w[w_index(s, g * s.group_filters + m, c, row, column)]);
+        return w[w_index(s, g * s.group_filters + m, c, row, column)];
     };
     return status(
         run_sweep<Sum>(backward_sweep(s), weight_at, book, dy, no_bias, dx, accumulate, threads));
@@ -74,7 +71,7 @@ int oc_run(const ece408_problem& problem, const T* x, const T* w, const Sum* pac
     return status(run_oc(&plan, packed, x, epilogue, y, threads));
 }
 
-template <class T, Method METHOD, class Sum = SumOf<T>>
+template <class T, Method METHOD, class Sum = T>
 int oc_forward(const ece408_problem& problem, const T* x, const T* w, const T* bias, T* y,
                bool accumulate, int threads) {
     const Sum* const packed = nullptr;
@@ -107,7 +104,7 @@ int oc_pack(const ece408_problem& problem, const float* w, const float*, float* 
     return ECE408_OK;
 }
 
-template <class T, Method METHOD, class Sum = SumOf<T>>
+template <class T, Method METHOD, class Sum = T>
 int oc_backward_data(const ece408_problem& problem, const T* w, const T* dy, T* dx, bool accumulate,
                      int threads) {
     const Shape s = derive(problem);
@@ -124,7 +121,7 @@ int oc_backward_data(const ece408_problem& problem, const T* w, const T* dy, T* 
     return status(run_oc(&plan, no_packed, dy, {nullptr, accumulate, {}}, dx, threads));
 }
 
-template <class T, class Sum = SumOf<T>>
+template <class T, class Sum = T>
 int im2col_forward(const ece408_problem& problem, const T* x, const T* w, const T* bias, T* y,
                    bool accumulate, int threads) {
     const Shape s = derive(problem);
@@ -133,7 +130,7 @@ int im2col_forward(const ece408_problem& problem, const T* x, const T* w, const 
         im2col_dots<Sum>(forward_sweep(s), book, x, w, bias, y, accumulate, threads));
 }
 
-template <class T, class Sum = SumOf<T>>
+template <class T, class Sum = T>
 int im2col_backward_data(const ece408_problem& problem, const T* w, const T* dy, T* dx, bool accumulate,
                          int threads) {
     const Shape s = derive(problem);
@@ -141,7 +138,7 @@ int im2col_backward_data(const ece408_problem& problem, const T* w, const T* dy,
     return status(col2im<Sum>(forward_sweep(s), book, w, dy, dx, accumulate, threads));
 }
 
-template <class T, class Sum = SumOf<T>>
+template <class T, class Sum = T>
 int im2col_backward_weight(const ece408_problem& problem, const T* x, const T* dy, T* dw, bool accumulate,
                            int threads) {
     const Shape s = derive(problem);
@@ -149,7 +146,7 @@ int im2col_backward_weight(const ece408_problem& problem, const T* x, const T* d
     return status(im2col_weights<Sum>(forward_sweep(s), book, x, dy, dw, accumulate, threads));
 }
 
-template <class T, class Sum = SumOf<T>>
+template <class T, class Sum = T>
 int ic_backward_weight(const ece408_problem& problem, const T* x, const T* dy, T* dw, bool accumulate,
                        int threads) {
     const Shape s = derive(problem);
@@ -162,40 +159,34 @@ int ic_backward_weight(const ece408_problem& problem, const T* x, const T* dy, T
 extern const Kernel ECE408_THIS_BUILD(conv_fwd_ow) = {
     {ow_forward<float>, ow_backward_data<float>, nullptr},
     {ow_forward<double>, ow_backward_data<double>, nullptr},
-    {ow_forward<Half>, ow_backward_data<Half>, nullptr},
     {ow_forward<float, double>, ow_backward_data<float, double>, nullptr},
 };
 extern const Kernel ECE408_THIS_BUILD(conv_fwd_oc) = {
     {oc_forward<float, Method::direct>, oc_backward_data<float, Method::direct>, nullptr},
     {oc_forward<double, Method::direct>, oc_backward_data<double, Method::direct>, nullptr},
-    {oc_forward<Half, Method::direct>, oc_backward_data<Half, Method::direct>, nullptr},
     {oc_forward<float, Method::direct, double>, oc_backward_data<float, Method::direct, double>, nullptr},
     oc_packed_floats<Method::direct>, oc_pack<Method::direct>, oc_forward_packed<Method::direct>,
 };
 extern const Kernel ECE408_THIS_BUILD(conv_fwd_oc_f23_1d) = {
     {oc_forward<float, Method::f23_1d>, oc_backward_data<float, Method::f23_1d>, nullptr},
     {oc_forward<double, Method::f23_1d>, oc_backward_data<double, Method::f23_1d>, nullptr},
-    {oc_forward<Half, Method::f23_1d>, oc_backward_data<Half, Method::f23_1d>, nullptr},
     {},
     oc_packed_floats<Method::f23_1d>, oc_pack<Method::f23_1d>, oc_forward_packed<Method::f23_1d>,
 };
 extern const Kernel ECE408_THIS_BUILD(conv_fwd_oc_f23_2d) = {
     {oc_forward<float, Method::f23_2d>, oc_backward_data<float, Method::f23_2d>, nullptr},
     {oc_forward<double, Method::f23_2d>, oc_backward_data<double, Method::f23_2d>, nullptr},
-    {oc_forward<Half, Method::f23_2d>, oc_backward_data<Half, Method::f23_2d>, nullptr},
     {},
     oc_packed_floats<Method::f23_2d>, oc_pack<Method::f23_2d>, oc_forward_packed<Method::f23_2d>,
 };
 extern const Kernel ECE408_THIS_BUILD(im2col) = {
     {im2col_forward<float>, im2col_backward_data<float>, im2col_backward_weight<float>},
     {im2col_forward<double>, im2col_backward_data<double>, im2col_backward_weight<double>},
-    {im2col_forward<Half>, im2col_backward_data<Half>, im2col_backward_weight<Half>},
     {im2col_forward<float, double>, im2col_backward_data<float, double>, im2col_backward_weight<float, double>},
 };
 extern const Kernel ECE408_THIS_BUILD(conv_bwd_w_ic) = {
     {nullptr, nullptr, ic_backward_weight<float>},
     {nullptr, nullptr, ic_backward_weight<double>},
-    {nullptr, nullptr, ic_backward_weight<Half>},
     {nullptr, nullptr, ic_backward_weight<float, double>},
 };
 

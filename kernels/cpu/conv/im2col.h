@@ -88,9 +88,9 @@ void copy_run(const Sweep& s, const T* image, const TapRun& run, int64_t i, int6
     for (int64_t k = 0; k < begin; ++k) out[k] = 0;
     const T* line = image + (run.channel * s.height + y) * s.width + x;
     if (step == 1)
-        for (int64_t k = begin; k < end; ++k) out[k] = widen(line[k]);
+        for (int64_t k = begin; k < end; ++k) out[k] = line[k];
     else
-        for (int64_t k = begin; k < end; ++k) out[k] = widen(line[k * step]);
+        for (int64_t k = begin; k < end; ++k) out[k] = line[k * step];
     for (int64_t k = end; k < run.count; ++k) out[k] = 0;
 }
 
@@ -218,7 +218,7 @@ struct Col2imCall {
                 const T* from = dy + (b * s.groups + group) * s.group_filters * plane + pixel;
                 Sum* to = out + at - begin;
                 for (int64_t m = 0; m < s.group_filters; ++m, from += plane, to += kOcPixels)
-                    for (int64_t k = 0; k < run; ++k) to[k] = widen(from[k]);
+                    for (int64_t k = 0; k < run; ++k) to[k] = from[k];
                 at += run;
             }
         }
@@ -227,7 +227,7 @@ struct Col2imCall {
     void copy_weights(int64_t group, const Panel<Sum>& panel, Sum* out) const {
         const T* from = w + group * plan.s.group_filters * plan.taps() + panel.first;
         for (int64_t m = 0; m < plan.s.group_filters; ++m, from += plan.taps()) {
-            for (int64_t k = 0; k < panel.count; ++k) out[k] = widen(from[k]);
+            for (int64_t k = 0; k < panel.count; ++k) out[k] = from[k];
             for (int64_t k = panel.count; k < panel.lanes(); ++k) out[k] = 0;
             out += panel.lanes();
         }
@@ -244,7 +244,7 @@ struct Col2imCall {
             if (!all_finite(line, end)) recompute_nonfinite(book, line, 1, end, to, 1);
             for (int64_t x = 0; x < s.width; ++x) {
                 const double sum = x < end ? line[x] : 0;
-                narrow(static_cast<Sum>(accumulate ? widen(to[x]) + sum : sum), to + x);
+                to[x] = static_cast<T>(accumulate ? to[x] + sum : sum);
             }
         }
     }
@@ -413,7 +413,7 @@ struct Im2colWeightsCall {
         for (int64_t m = first; m < plan.first_filter(end); ++m) {
             if (!all_finite(totals, panel.count)) recompute_nonfinite(book, totals, 1, panel.count, to, 1);
             for (int64_t k = 0; k < panel.count; ++k)
-                narrow(static_cast<Sum>(accumulate ? widen(to[k]) + totals[k] : totals[k]), to + k);
+                to[k] = static_cast<T>(accumulate ? to[k] + totals[k] : totals[k]);
             to += plan.taps();
             totals += lanes;
         }
@@ -482,7 +482,7 @@ struct Im2colDotsCall {
         const T* image = x + (b * s.groups + group) * s.group_channels * s.height * s.width;
         Sum* out = all + index * patch();
         if (is_one_window(s)) {
-            for (int64_t k = 0; k < plan.taps(); ++k) *out++ = widen(image[k]);
+            for (int64_t k = 0; k < plan.taps(); ++k) *out++ = image[k];
         } else {
             for (int64_t row = 0; row < s.group_channels * s.kernel_h; ++row, out += s.kernel_w)
                 copy_run(s, image, {row / s.kernel_h, row % s.kernel_h, 0, 0, s.kernel_w},
@@ -493,7 +493,7 @@ struct Im2colDotsCall {
     // Copies some taps of filters as [filter][lane], with zeros behind them.
     void copy_weights(const T* from, int64_t filters, int64_t count, int64_t wide, Sum* to) const {
         for (int64_t m = 0; m < filters; ++m, from += plan.taps(), to += wide) {
-            for (int64_t k = 0; k < count; ++k) to[k] = widen(from[k]);
+            for (int64_t k = 0; k < count; ++k) to[k] = from[k];
             for (int64_t k = count; k < wide; ++k) to[k] = 0;
         }
     }
@@ -535,13 +535,13 @@ struct Im2colDotsCall {
         }
         for (int64_t m = 0; m < filters; ++m) {
             const int64_t of = group * s.group_filters + filter + m;
-            const double offset = bias ? static_cast<double>(widen(bias[of])) : 0;
+            const double offset = bias ? static_cast<double>(bias[of]) : 0;
             int64_t b = pixel / plan.pixels(), at = pixel % plan.pixels();
             for (int64_t n = 0; n < pixels; ++n) {
                 T* to = y + (b * s.groups * s.group_filters + of) * plan.pixels() + at;
                 if (++at == plan.pixels()) at = 0, ++b;
                 const double sum = book.finite_or_textbook(totals[m * kDotsPixels + n], to) + offset;
-                narrow(static_cast<Sum>(accumulate ? widen(*to) + sum : sum), to);
+                *to = static_cast<T>(accumulate ? *to + sum : sum);
             }
         }
     }

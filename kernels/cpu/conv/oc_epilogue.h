@@ -3,7 +3,6 @@
 
 #include "conv/oc_geometry.h"
 #include "micro/epilogue.h"
-#include "micro/half.h"
 #include "micro/interleave.h"
 #include "micro/lanes.h"
 
@@ -83,7 +82,7 @@ void apply_epilogue(const Epilogue<T>& epilogue, int64_t filters, int64_t wide, 
     Sum factors[kOcVectors * L::count] = {}, addends[kOcVectors * L::count] = {};
     for (int64_t m = 0; m < filters; ++m) {
         factors[m] = affine.factors ? affine.factors[m] : 1;
-        const Sum bias = epilogue.bias ? static_cast<Sum>(widen(epilogue.bias[m])) : Sum(0);
+        const Sum bias = epilogue.bias ? static_cast<Sum>(epilogue.bias[m]) : Sum(0);
         addends[m] = affine.factors ? bias * factors[m] + affine.addends[m] : bias;
     }
     const bool is_bounded = affine.factors && !affine.added;
@@ -109,7 +108,7 @@ void transpose_store_strided(const Sum* rows, int64_t wide, int64_t count, const
             Sum value = rows[k * wide + m];
             if (affine.added)
                 value = between<Sum>(value + affine.added[to - out], affine.lowest, affine.highest);
-            narrow(epilogue.accumulate ? static_cast<Sum>(widen(*to) + value) : value, to);
+            *to = static_cast<T>(epilogue.accumulate ? static_cast<Sum>(*to + value) : value);
         }
     }
 }

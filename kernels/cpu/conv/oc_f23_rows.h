@@ -2,7 +2,6 @@
 #pragma once
 
 #include "conv/oc_geometry.h"
-#include "micro/half.h"
 #include "micro/vector.h"
 #include "micro/winograd_f23.h"
 
@@ -30,7 +29,7 @@ void row_components_scalar(const ComponentShape& s, const T* const* rows, int64_
         const bool is_there = k >= s.left && k < s.left + s.width;
         Sum d[4], z[kComponents] = {};
         for (int r = 0; r < 4; ++r)
-            d[r] = is_there && rows[r] ? static_cast<Sum>(widen(rows[r][k - s.left])) : Sum(0);
+            d[r] = is_there && rows[r] ? static_cast<Sum>(rows[r][k - s.left]) : Sum(0);
         transform_kept(s, d, z);
         for (int n = 0; n < kComponents; ++n)
             if (s.places[n] >= 0) out[s.places[n] + k % s.step * s.row + k / s.step] = z[n];
@@ -50,7 +49,7 @@ void column_components_scalar(const ComponentShape& s, const T* row, int64_t beg
         Sum d[4], z[kComponents];
         for (int n = 0; n < 4; ++n) {
             const int64_t column = 2 * k + n - s.left;
-            d[n] = column >= 0 && column < s.width ? static_cast<Sum>(widen(row[column])) : Sum(0);
+            d[n] = column >= 0 && column < s.width ? static_cast<Sum>(row[column]) : Sum(0);
         }
         transform_input(d[0], d[1], d[2], d[3], z, 1);
         for (int n = 0; n < kComponents; ++n)

@@ -102,11 +102,11 @@ inline void OcPlan<T, Sum>::pad_dilated(const T* source, Sum* out) const {
         for (int64_t k = 0; k < conv.row; k += gap, out += gap) {
             const int64_t column = 2 * k + second * gap - conv.left;
             if (column >= 0 && column + gap <= conv.width)
-                for (int64_t n = 0; n < gap; ++n) out[n] = static_cast<Sum>(widen(source[column + n]));
+                for (int64_t n = 0; n < gap; ++n) out[n] = static_cast<Sum>(source[column + n]);
             else
                 for (int64_t n = 0; n < gap; ++n) {
                     const bool is_there = column + n >= 0 && column + n < conv.width;
-                    out[n] = is_there ? static_cast<Sum>(widen(source[column + n])) : Sum(0);
+                    out[n] = is_there ? static_cast<Sum>(source[column + n]) : Sum(0);
                 }
         }
 }

@@ -15,8 +15,10 @@ namespace {
 
 template <class T>
 double wide(T value) {
-    return static_cast<double>(widen(value));
+    return static_cast<double>(value);
 }
+
+inline double wide(Half value) { return static_cast<double>(portable_to_float(value)); }
 
 // Row (or column) of x that tap `tap` of output row `out` reads; may be outside x.
 inline int64_t input_at(int64_t out, int64_t tap, int64_t stride, int64_t pad, int64_t dilate) {

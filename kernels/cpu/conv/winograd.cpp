@@ -458,6 +458,6 @@ int backward_data(const ece408_problem& problem, const float* w, const float* dy
 }  // namespace
 
 extern const Kernel ECE408_THIS_BUILD(winograd) = {
-    {forward, backward_data, nullptr}, {}, {}, {}, packed_floats, pack, forward_packed};
+    {forward, backward_data, nullptr}, {}, {}, packed_floats, pack, forward_packed};
 
 }  // namespace ece408

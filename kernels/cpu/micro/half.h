@@ -4,10 +4,6 @@
 #include <stdint.h>
 #include <string.h>
 
-#if defined(__F16C__)
-#include <immintrin.h>
-#endif
-
 namespace ece408 {
 
 struct Half {
@@ -55,36 +51,6 @@ inline Half portable_to_half(float value) {
     const uint32_t rounded = magnitude + 0xfffu + odd;
     return {static_cast<uint16_t>(sign | ((rounded - 0x38000000u) >> 13))};
 }
-
-// The type in which T is summed, and conversions to and from it.
-template <class T>
-struct Number {
-    using Sum = T;
-};
-
-template <>
-struct Number<Half> {
-    using Sum = float;
-};
-
-inline float widen(float value) { return value; }
-inline double widen(double value) { return value; }
-#if defined(__F16C__)
-inline float widen(Half value) { return _cvtsh_ss(value.bits); }
-#else
-inline float widen(Half value) { return portable_to_float(value); }
-#endif
-
-inline void narrow(float value, float* out) { *out = value; }
-inline void narrow(double value, double* out) { *out = value; }
-inline void narrow(double value, float* out) { *out = static_cast<float>(value); }
-#if defined(__F16C__)
-inline void narrow(float value, Half* out) {
-    out->bits = static_cast<uint16_t>(_cvtss_sh(value, _MM_FROUND_TO_NEAREST_INT));
-}
-#else
-inline void narrow(float value, Half* out) { *out = portable_to_half(value); }
-#endif
 
 }  // namespace
 }  // namespace ece408

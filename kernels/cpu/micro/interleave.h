@@ -8,7 +8,6 @@
 #include <immintrin.h>
 #endif
 
-#include "micro/half.h"
 #include "micro/vector.h"
 
 namespace ece408 {
@@ -23,7 +22,7 @@ void interleave(const T* rows, int64_t step, int64_t filters, int64_t wide, int6
                 Sum* out) {
     for (int64_t m = 0; m < wide; ++m)
         for (int64_t k = 0; k < count; ++k)
-            out[k * wide + m] = m < filters ? widen(rows[m * step + k]) : Sum(0);
+            out[k * wide + m] = m < filters ? rows[m * step + k] : Sum(0);
 }
 
 // Transposes four elements of each of `count` rows, `step` apart, to four vectors with one lane per

@@ -3,7 +3,6 @@
 
 #include <stdint.h>
 
-#include "micro/half.h"
 #include "micro/vector.h"
 
 namespace ece408 {
@@ -22,9 +21,9 @@ template <class T, class Sum>
 void copy_pixels(const RowShape& row, const T* source, Sum* out) {
     for (int64_t k = 0; k < row.begin; ++k) out[k] = 0;
     if (row.step == 1)
-        for (int64_t k = row.begin; k < row.end; ++k) out[k] = widen(source[k]);
+        for (int64_t k = row.begin; k < row.end; ++k) out[k] = source[k];
     else
-        for (int64_t k = row.begin; k < row.end; ++k) out[k] = widen(source[k * row.step]);
+        for (int64_t k = row.begin; k < row.end; ++k) out[k] = source[k * row.step];
     for (int64_t k = row.end; k < row.count; ++k) out[k] = 0;
 }
 
