@@ -82,28 +82,29 @@ def test_the_table_of_times_is_what_was_measured():
     assert documents.between(README, documents.TIMES, documents.times(_of("cpu"))) == README
 
 
-def _means(batch):
-    """Return our speed-ups over cuDNN and PyTorch, as geometric means, from the results."""
-    layers = [row for row in _of("gpu_layers_h200")["rows"] if row["batch"] == batch]
-    networks = [row for row in _of("gpu_networks_h200")["rows"] if row["batch"] == batch]
-    factors = {direction: [] for direction in (*DIRECTIONS, "networks")}
-    for row in (*layers, *networks):
-        peers = results.peers(row)
-        peer = peers["cudnn" if "direction" in row else "torch"]
-        factors[row.get("direction", "networks")].append(peer / row["ms"]["ours"]["median"])
-    counts = len({row["case"] for row in layers}), len(networks)
-    return counts, {name: statistics.geometric_mean(each) for name, each in factors.items()}
-
-
-def test_what_it_says_of_networks_is_what_was_measured():
-    (layers, networks), mean = _means(32)
-    forward, data, weight, whole = (f"{each:.2f}" for each in mean.values())
-    expected = (
-        f"compute {layers} layers of networks {forward} times as fast as cuDNN forward, {data} and "
-        f"{weight} times for gradients, and {networks} whole networks run {whole} times as fast as "
-        "with PyTorch "
+def _mean(name, batch, peer, direction=None):
+    """Return our speed-up over a peer, as a geometric mean, from the results."""
+    rows = [row for row in _of(name)["rows"] if row["batch"] == batch]
+    return statistics.geometric_mean(
+        results.peers(row)[peer] / row["ms"]["ours"]["median"]
+        for row in rows
+        if row.get("direction") == direction
     )
-    assert expected in " ".join(README.split())
+
+
+def test_what_it_says_of_layers_and_networks_is_what_was_measured():
+    forward, data, weight = (
+        f"{_mean('gpu_layers_h200', 32, 'cudnn', each):.2f}" for each in DIRECTIONS
+    )
+    text = " ".join(README.split())
+    assert f"{forward} times as fast as cuDNN forward, {data} and {weight} times for gra" in text
+    for peer, end in (("torch graph", "times as fast at batch"), ("torch tf32 graph", "times as")):
+        means = [f"{_mean('gpu_networks_h200', each, peer):.2f}" for each in (1, 32, 256)]
+        assert f"{means[0]}, {means[1]} and {means[2]} {end}" in text
+    for batch in (1, 32, 256):
+        variants = ("torch eager", "torch tf32 eager", "torch graph", "torch tf32 graph")
+        cells = " | ".join(f"{_mean('gpu_networks_h200', batch, each):.2f}" for each in variants)
+        assert f"\n| {batch} | {cells} |\n" in MANUAL
 
 
 def test_links_lead_somewhere():

@@ -28,7 +28,12 @@ ABOUT = (
     "relative to the largest of MXNet's outputs on the CPU."
 )
 _GLUONCV = "gluoncv/"
-_VARIANTS = ("NCHW float32", "NHWC float32", "NCHW tf32", "NHWC tf32")
+_VARIANTS = tuple(
+    f"{layout} {precision} {way}"
+    for way in ("eager", "graph")
+    for precision in ("float32", "tf32")
+    for layout in ("NCHW", "NHWC")
+)
 # Calls in which a network learns on how many GPUs it is fastest.
 _LEARNING = 12
 # Number of images compared with MXNet's results on the CPU: the first and the last ones.

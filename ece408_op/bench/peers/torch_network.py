@@ -4,8 +4,9 @@ process.
 It runs under any Python that has PyTorch, so it imports only `serve` of this package. It first
 writes its versions. It answers {"open": file with MXNet's JSON, "weights": .npz, "x": .npy} with
 {}; {"run": variant} with {"ms": ...}, a pass between page-locked arrays; {"run": variant, "to":
-.npy, "images": [number, ...]} also writes the outputs of these images. A variant is a layout and a
-precision, such as "NHWC float32". An unknown operator ends the process.
+.npy, "images": [number, ...]} also writes the outputs of these images. A variant is a layout, a
+precision and a way to run it, such as "NHWC float32 eager"; "graph" is a CUDA graph of the whole
+pass, with normalisation folded into convolutions. An unknown operator ends the process.
 """
 
 from __future__ import annotations
@@ -110,6 +111,7 @@ OPERATORS: dict[str, Callable[..., torch.Tensor]] = {
     "Activation": activation,
     "Flatten": lambda a, x: x.flatten(1),
     "Dropout": lambda a, x: x,
+    "_copy": lambda a, x: x,
     "Concat": lambda a, *parts: torch.cat(parts, a.get("dim", 1)),
     "elemwise_add": lambda a, x, y: x + y,
     "elemwise_mul": lambda a, x, y: x * y,
@@ -131,14 +133,47 @@ OPERATORS: dict[str, Callable[..., torch.Tensor]] = {
 }
 
 
+def folded(nodes: list[dict[str, Any]], weights: dict[str, np.ndarray]) -> None:
+    """Fold each BatchNorm that alone reads a convolution into that convolution's weights; which
+    takes its place."""
+    reads = [source for node in nodes for source, *_ in node["inputs"]]
+    for node in nodes:
+        if node["op"] != "BatchNorm":
+            continue
+        made = nodes[node["inputs"][0][0]]
+        arrays = [*node["inputs"], *made["inputs"][1:]]
+        if made["op"] != "Convolution" or any(reads.count(each) > 1 for each, *_ in arrays):
+            continue
+        a = Attributes(node)
+        gamma, beta, mean, variance = (
+            weights[nodes[each]["name"]].astype(np.float64) for each, *_ in node["inputs"][1:]
+        )
+        factor = (1 if a.get("fix_gamma", True) else gamma) / np.sqrt(variance + a.get("eps", 1e-3))
+        w, *bias = (nodes[each]["name"] for each, *_ in made["inputs"][1:])
+        shift = beta - factor * (mean - (weights[bias[0]] if bias else 0))
+        weights[w] = (weights[w] * factor.reshape(-1, 1, 1, 1)).astype(np.float32)
+        # The normalisation's beta is the convolution's bias from now on.
+        at = node["inputs"][2]
+        weights[nodes[at[0]]["name"]] = shift.astype(np.float32)
+        made["inputs"][2:] = [at]
+        node.update(op="_copy", inputs=node["inputs"][:1])
+
+
 class Graph:
     """A network with its weights on a device in a layout."""
 
     def __init__(
-        self, text: str, weights: dict[str, np.ndarray], layout: str, device: str = "cuda"
+        self,
+        text: str,
+        weights: dict[str, np.ndarray],
+        layout: str,
+        device: str = "cuda",
+        folds: bool = False,
     ) -> None:
         document = json.loads(text)
         self._nodes = document["nodes"]
+        if folds:
+            folded(self._nodes, weights)
         self._calls = [
             (
                 number,
@@ -187,12 +222,16 @@ class Variant:
     """A network and its input in page-locked memory."""
 
     def __init__(self, files: dict[str, str], name: str) -> None:
-        layout, precision = name.split()
+        layout, precision, way = name.split()
         with open(files["open"]) as file:
-            self._graph = Graph(file.read(), dict(np.load(files["weights"])), layout)
+            text = file.read()
+        self._graph = Graph(text, dict(np.load(files["weights"])), layout, folds=way == "graph")
         self._tf32 = precision == "tf32"
         self._x = torch.from_numpy(np.load(files["x"])).pin_memory()
         self.y = self._network().cpu().pin_memory()
+        self._pass = self._eager
+        if way == "graph":
+            self._pass = self._captured().replay
         for _ in range(_WARM_UP):
             self.run()
 
@@ -200,9 +239,24 @@ class Variant:
         """Return the milliseconds of a pass."""
         torch.cuda.synchronize()
         begin = time.perf_counter()
-        self.y.copy_(self._network(), non_blocking=True)
+        self._pass()
         torch.cuda.synchronize()
         return 1e3 * (time.perf_counter() - begin)
+
+    def _captured(self) -> torch.cuda.CUDAGraph:
+        # As PyTorch's manual asks, warmed up on another stream.
+        stream = torch.cuda.Stream()
+        with torch.cuda.stream(stream):
+            for _ in range(_WARM_UP):
+                self._eager()
+        stream.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            self._eager()
+        return graph
+
+    def _eager(self) -> None:
+        self.y.copy_(self._network(), non_blocking=True)
 
     def _network(self) -> torch.Tensor:
         torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = self._tf32
