@@ -108,12 +108,13 @@ def _why_no_gpu():
 # Parallel test files that start first; otherwise cores would be idle while the last of them runs.
 LONGEST = (
     *("lab/test_emulated.py", "backends/cuda/runtime/test_nvcc_compiler.py", "lab/test_check.py"),
-    *("backends/emulator/test_ladder.py", "lab/test_ranking.py", "lab/test_cheats.py"),
-    *("operator/graphs/test_random_graphs.py", "backends/cpu/test_general.py"),
-    *("course/test_workers.py", "lab/test_sandbox.py", "operator/test_operator_fuzz.py"),
-    *("backends/cpu/test_cpu.py", "backends/cpu/test_fuzz.py", "jobs/test_supervisor.py"),
-    *("backends/cuda/test_kernel_files.py", "operator/test_pinned_arrays.py"),
-    *("emulator/test_faults.py", "operator/test_network_cuts.py", "course/test_milestone.py"),
+    *("backends/emulator/test_ladder.py", "lab/test_cheats.py", "lab/test_ranking.py"),
+    *("test_first_hour.py", "jobs/test_supervisor.py", "operator/test_operator_fuzz.py"),
+    *("operator/graphs/test_memory.py", "operator/test_networks.py", "lab/test_sandbox.py"),
+    *("scripts/test_bench.py", "backends/cpu/test_general.py", "course/test_workers.py"),
+    *("backends/cpu/test_kernel_file.py", "emulator/test_faults.py", "lab/test_timing.py"),
+    *("backends/network/test_views.py", "operator/graphs/test_guards.py"),
+    *("operator/test_network_cuts.py", "course/test_milestone.py", "operator/graphs/test_held.py"),
 )
 
 

@@ -29,7 +29,7 @@ def _commands(text):
     return found
 
 
-def _play(person, folder):
+def _play(person, folder, cache):
     """Run a person's commands in one shell; return each with its actual and expected output."""
     commands = _commands(PEOPLE[person])
     script = "".join(
@@ -46,7 +46,9 @@ def _play(person, folder):
         text=True,
         cwd=folder,
         timeout=600,
-        env=programs.environment(PATH=path, COLUMNS="100", PYTHONUNBUFFERED="1", **plain),
+        env=programs.environment(
+            PATH=path, COLUMNS="100", PYTHONUNBUFFERED="1", ECE408_CACHE=str(cache), **plain
+        ),
     )
     printed = re.split(r"\n<<\d+>>\n", done.stdout)
     assert len(printed) == len(commands) + 1, done.stdout
@@ -62,15 +64,14 @@ def checkout(tmp_path):
     return tmp_path
 
 
-@pytest.mark.usefixtures("fashion_mnist")
 @pytest.mark.parametrize("person", PEOPLE)
-def test_a_persons_hour(person, checkout):
+def test_a_persons_hour(person, checkout, kept_with_data):
     # In a new environment `make run` would install everything again.
     if subprocess.run(["make", "--question", ".venv/.installed"], cwd=ROOT).returncode:
         pytest.skip("the environment that make makes is not there, or older than the sources")
     if shutil.which("nvidia-smi"):
         pytest.skip("what is printed is that of a machine without a GPU")
-    for command, printed, expected in _play(person, checkout):
+    for command, printed, expected in _play(person, checkout, kept_with_data):
         assert re.fullmatch(pattern(expected), printed), f"$ {command}{printed}\n--\n{expected}"
 
 
