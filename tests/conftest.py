@@ -49,7 +49,7 @@ def kept(tmp_path_factory):
 @pytest.fixture
 def emulated(kept, monkeypatch):
     """Run networks in the emulator, with their kernels compiled together."""
-    monkeypatch.setattr("ece408_op.backends.network.emulated._machine", compiled_together.machine)
+    monkeypatch.setattr("ece408_op.network.machines.emulated._machine", compiled_together.machine)
     with settings.override(cache=kept, backend="emulator"):
         yield
 
@@ -113,7 +113,7 @@ LONGEST = (
     *("operator/graphs/test_memory.py", "operator/test_networks.py", "lab/test_sandbox.py"),
     *("scripts/test_bench.py", "backends/cpu/test_general.py", "course/test_workers.py"),
     *("backends/cpu/test_kernel_file.py", "emulator/test_faults.py", "lab/test_timing.py"),
-    *("backends/network/test_views.py", "operator/graphs/test_guards.py"),
+    *("network/test_views.py", "operator/graphs/test_guards.py"),
     *("operator/test_network_cuts.py", "course/test_milestone.py", "operator/graphs/test_held.py"),
 )
 

@@ -13,7 +13,7 @@ from ..host import gpu
 from ..operator import gpu_support
 from ..operator.loading import load_mxnet
 
-_OF_WHOLE_NETWORKS = "ece408_op.backends.network"
+_OF_WHOLE_NETWORKS = "ece408_op.network"
 _INSTEAD = "m1.1 and m2.1 run on the CPU"
 _CLOCK = "Op Time is a convolution's kernels alone, by the GPU's clock"
 

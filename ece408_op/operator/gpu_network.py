@@ -21,7 +21,7 @@ from .loading import load_mxnet
 from .networks import Opened, Parameters
 
 if TYPE_CHECKING:
-    from ..backends.network import Array
+    from ..network import Array
 
 _versions = itertools.count(1)
 # Operators whose second input is unused in inference.
@@ -251,7 +251,7 @@ class _MadeWhole(_Made):
     def run(self, data: list[Any]) -> list[Any]:
         import mxnet as mx
 
-        from ..backends.network import WeightsNeeded
+        from ..network import WeightsNeeded
 
         nd = mx.nd
         sizes = self.sizes(data)
@@ -276,7 +276,7 @@ class _MadeWhole(_Made):
 
 
 def _described(array: Any) -> Array:
-    from ..backends.network import Array
+    from ..network import Array
 
     return Array(pointer(array), array.shape, np.dtype(array.dtype).name, next(_versions))
 

@@ -25,7 +25,7 @@ from . import compiled_operator, native_handles
 from .array_memory import make_plain
 
 if TYPE_CHECKING:
-    from ..backends.network import Array, Network
+    from ..network import Array, Network
 
 # Kinds of a network's inputs, as in the header: data, with one row per image; parameters; and
 # computed arrays that are the same for all images.
@@ -84,7 +84,7 @@ class Opened:
     """
 
     def __init__(self, graph: str, kinds: str, unread: str = "") -> None:
-        from ..backends.network import Network
+        from ..network import Network
 
         _close_retired()
         document = json.loads(graph)
@@ -239,7 +239,7 @@ class Parameters:
 
 
 def _arrays(described: bytes) -> list[Array]:
-    from ..backends.network import Array
+    from ..network import Array
 
     result = []
     arrays = np.frombuffer(described, _ARRAY)

@@ -11,12 +11,12 @@ from typing import Any
 import numpy as np
 
 from ece408_op import settings
-from ece408_op.backends.network import Array, Network, Watched
 from ece408_op.bench import cpu_timer
 from ece408_op.bench.peers import process
 from ece408_op.bench.results import OURS, Row, summary
 from ece408_op.errors import Ece408Error, InvalidSetting
 from ece408_op.files import markdown
+from ece408_op.network import Array, Network, Watched
 from ece408_op.operator.loading import load_mxnet
 
 from . import zoo

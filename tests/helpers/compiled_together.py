@@ -12,9 +12,9 @@ import tempfile
 from pathlib import Path
 
 from ece408_op.backends.emulator import emulator_compiler, library, plans
-from ece408_op.backends.network.emulated import EmulatedMachine
 from ece408_op.errors import KernelCompileFailed
 from ece408_op.files.resources import cuda_folders, kernels_dir
+from ece408_op.network.machines.emulated import EmulatedMachine
 
 # Headers of kernels; they cannot be included within a namespace.
 _HEADERS = (

@@ -1,10 +1,10 @@
-"""Networks computed by `backends.network`, and by MXNet on the CPU."""
+"""Networks computed by `network`, and by MXNet on the CPU."""
 
 from __future__ import annotations
 
 import numpy as np
 
-from ece408_op.backends.network import Array, Network
+from ece408_op.network import Array, Network
 from ece408_op.operator.loading import load_mxnet
 
 

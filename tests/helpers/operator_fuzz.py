@@ -29,8 +29,9 @@ from compiled_together import MachineOfMany
 
 import ece408_op
 from ece408_op import settings
-from ece408_op.backends.network import emulated, resident
 from ece408_op.files.markdown import table
+from ece408_op.network import resident
+from ece408_op.network.machines import emulated
 from ece408_op.operator.array_memory import make_plain
 from ece408_op.operator.graphs import partition
 from ece408_op.operator.loading import load_mxnet

@@ -13,13 +13,13 @@ from gluon_nets import SHAPE, expect, make_net, make_symbol, operators, paramete
 
 import ece408_op
 from ece408_op import errors, settings
-from ece408_op.backends.network.weights import Weights
 from ece408_op.errors import (
     CheckpointMismatch,
     InvalidSetting,
     NotEnoughMemory,
     UnsupportedProblem,
 )
+from ece408_op.network.gpu_weights import Weights
 from ece408_op.operator import array_memory, networks
 from ece408_op.operator.array_memory import pointer
 
@@ -434,7 +434,7 @@ def test_hundreds_of_calls_leave_nothing_behind(mx, x, monkeypatch):
     net(x).wait_to_read()
     network(x)
     # The results do not matter here.
-    monkeypatch.setattr("ece408_op.backends.network.Network.compute", lambda *_: None)
+    monkeypatch.setattr("ece408_op.network.Network.compute", lambda *_: None)
 
     def call(times):
         for _ in range(times):
@@ -578,7 +578,7 @@ def test_what_fails_inside_is_told_in_one_line(mx, x, monkeypatch, capsys):
     for each in (net, network):
         each(x).wait_to_read()
     failure = UnsupportedProblem("no such thing; do another")
-    monkeypatch.setattr("ece408_op.backends.network.Network.compute", raising(failure))
+    monkeypatch.setattr("ece408_op.network.Network.compute", raising(failure))
     with pytest.raises(UnsupportedProblem, match="no such thing"):
         network(x)
     with pytest.raises(UnsupportedProblem, match="no such thing"), errors.surfaced():

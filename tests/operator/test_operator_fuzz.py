@@ -9,7 +9,7 @@ import operator_fuzz
 import pytest
 
 from ece408_op import settings
-from ece408_op.backends.network import operators
+from ece408_op.network import operators
 
 
 @pytest.fixture(autouse=True)

@@ -104,9 +104,18 @@ class Plan:
     apart: Apart | None = None
 
     @property
+    def name(self) -> str:
+        """The kernel's name."""
+        return self.kernel.name
+
+    @property
     def macros(self) -> Defines:
         """All macros for compiling the source."""
         return (*self.kernel.macros, *self.defines)
+
+    def has_code_of(self, other: Plan) -> bool:
+        """Return whether it differs from a plan without constant copies in its launches alone."""
+        return (self.kernel, self.defines) == (other.kernel, other.defines) and not other.constants
 
 
 @dataclass(frozen=True)

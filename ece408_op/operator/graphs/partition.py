@@ -22,7 +22,7 @@ from . import graph_inference, graph_json, groups, parts
 from .graph_json import Entry, Graph, Node
 
 if TYPE_CHECKING:
-    from ...backends.network import Typed
+    from ...network import Typed
 
 BACKEND = "ece408"
 # Networks with arrays of these types stay with MXNet as a whole.
@@ -218,7 +218,7 @@ def _why_not_here(
 ) -> str | None:
     """Return why a node cannot run on the GPU with its arrays' shapes and types; `None` if it can,
     or if these are unknown."""
-    from ...backends import network
+    from ... import network
 
     taken = [(entry[0], entry[1]) for entry in node["inputs"]]
     if not all(entry in known for entry in taken):
@@ -260,7 +260,7 @@ def _why_none(graph: Graph, symbol: Any) -> str | None:
 
 def _why_not(node: Node) -> str | None:
     """Return why a node cannot run on the GPU, or `None` if it can."""
-    from ...backends import network
+    from ... import network
 
     attributes = node.get("attrs", {})
     if "subgraphs" in node or node.get("control_deps"):

@@ -12,11 +12,11 @@ from cases import every
 from ece408_op.backends.cuda import gpu_limits
 from ece408_op.backends.cuda.kernel_plan import architecture
 from ece408_op.backends.cuda.kernels import catalog
-from ece408_op.backends.network.operators import CODES
 from ece408_op.bench.checker import random_cases
 from ece408_op.bench.shapes import SHAPES
 from ece408_op.errors import InvalidSetting, UnsupportedProblem
 from ece408_op.files.resources import kernels_dir
+from ece408_op.network.machines.gpu_steps import CODES
 from ece408_op.problem import ConvProblem
 
 CAPABILITIES = [(7, 5), (8, 0), (8, 6), (8, 7), (8, 9), (9, 0), (10, 0), (10, 3), (12, 0), (12, 1)]

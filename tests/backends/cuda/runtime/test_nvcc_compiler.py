@@ -13,8 +13,8 @@ from places import CUBINS
 
 from ece408_op.backends.cuda.kernels import catalog
 from ece408_op.backends.cuda.runtime import nvcc_compiler
-from ece408_op.backends.network.operators import CODES
 from ece408_op.errors import KernelCompileFailed, NoUsableGpu
+from ece408_op.network.machines.gpu_steps import CODES
 from ece408_op.problem import ConvProblem
 from ece408_op.profile import gpu_ceilings
 

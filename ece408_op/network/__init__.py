@@ -1,0 +1,210 @@
+"""Whole MXNet networks on GPUs; intermediate results stay in GPU memory.
+
+The input is MXNet's JSON graph. For each input size the graph is lowered to steps, most of them one
+launch (`builder.py`, `operators/`). A planner assigns memory to their arrays (`memory_planner.py`).
+The launches are recorded once and replayed for each chunk of a batch (`resident.py`).
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Generic, TypeVar
+
+from .. import op_log
+from ..backends.cuda.runtime import gpu_threads
+from ..errors import InvalidProblem, UnsupportedProblem
+from ..problem import ConvProblem
+from . import machines
+from .batch_partition import Partitions, whole
+from .chunk_pipeline import Pass, Timings, Watched
+from .gpu_weights import WeightsNeeded
+from .graph import Entry, Graph, Node
+from .host_arrays import Array
+from .inputs import Call, Calls
+from .machines.machine import Machine
+from .operators import Typed, refused, why_not
+from .resident import Part, Resident
+
+__all__ = [
+    "Array",
+    "Network",
+    "StepTime",
+    "Typed",
+    "Watched",
+    "WeightsNeeded",
+    "why_not",
+    "why_not_of",
+]
+
+_T = TypeVar("_T")
+
+
+@dataclass(frozen=True)
+class StepTime:
+    """One computed step: its node (one of several if the step fuses them), kernel, convolution if
+    any, and seconds."""
+
+    node: str
+    kernel: str
+    problem: ConvProblem | None
+    seconds: float
+
+
+def why_not_of(
+    op: str, attributes: Mapping[str, str], given: Sequence[Typed], results: Sequence[Typed]
+) -> str | None:
+    """Return why MXNet's operator `op` cannot be computed for arguments of these shapes and types,
+    or `None` if it can. `results` are those that the graph uses. A type of `None` or an empty
+    result shape means unknown."""
+    node = Node(op, op, dict(attributes), tuple(Entry(n) for n in range(len(given))))
+    return refused(node, tuple(given), tuple(results))
+
+
+class Network:
+    """A network given as MXNet's JSON graph. `names` are its variables in order; `parameters` are
+    those that are the same for all images, such as weights and moving averages. Times for load
+    balancing come from `clock`.
+
+    Raises `UnsupportedProblem` for a graph with operators that are not computed here.
+    """
+
+    def __init__(
+        self,
+        symbol_json: str,
+        names: Sequence[str],
+        parameters: Collection[str],
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        self._graph = Graph.parse(symbol_json)
+        self._graph.check_inputs(names)
+        self._names = tuple(names)
+        for _, node in self._graph.computed():
+            reason = why_not(node.op, node.attributes)
+            if reason is not None:
+                raise UnsupportedProblem(f"{node.op} {node.name}: {reason}")
+        self._calls = Calls(names, frozenset(parameters))
+        self._lock = threading.Lock()
+        self._residents: dict[tuple[object, ...], Resident] = {}
+        self._partitions = Partitions()
+        self._clock = clock
+
+    def compute(
+        self, inputs: Sequence[Array], outputs: Sequence[Array], are_held: bool = True
+    ) -> None:
+        """Compute the outputs from the inputs, in the order of `names`; return when they are
+        complete. Several GPUs split the batch, or the first computes all of it if that is faster;
+        the last bits may differ, as they do for any change of chunk size.
+
+        Parameters are copied to GPUs that do not hold them yet. If `are_held` is false, other
+        threads may move them during the call; then `WeightsNeeded` is raised instead.
+
+        Thread-safe. Raises `UnsupportedProblem` and `InvalidProblem` for arrays that do not fit the
+        graph, `NoUsableGpu`, `NotEnoughMemory`, `GpuFailed`, and compiler errors.
+        """
+        call = self._call(inputs, outputs, are_held)
+        found = [self._resident(machine) for machine in machines.chosen()]
+        how = Pass.timed if op_log.collecting() else Pass.all
+        if len(found) == 1:
+            _compute(found[0], call, whole(call.inputs.images), how, self._clock)
+            return
+        partition = self._partitions.of(call, found)
+        assigned = partition.balancer.assign()
+        start = self._clock()
+        took = gpu_threads.run_all(
+            [
+                (each.machine, partial(_compute, each, call, part, how, self._clock))
+                for each, part in zip(found, partition.parts(assigned))
+            ]
+        )
+        # Timed steps run one by one, so their times would mislead the load balancer.
+        if how is Pass.all:
+            seconds = self._clock() - start
+            partition.balancer.record(assigned, [each.seconds for each in took], seconds)
+
+    def measure(self, inputs: Sequence[Array], outputs: Sequence[Array]) -> list[StepTime]:
+        """Compute on the first GPU, timing each step separately by the GPU's clock; return the
+        steps with their seconds, summed over chunks."""
+        timings = self._on_first(inputs, outputs, Pass.timed)
+        return [
+            StepTime(step.node, step.plan.name, step.problem, seconds)
+            for step, seconds in zip(timings.program.steps.for_images, timings.seconds)
+        ]
+
+    def watch(self, inputs: Sequence[Array], outputs: Sequence[Array]) -> Watched:
+        """Compute on the first GPU and return where the time went."""
+        return self._on_first(inputs, outputs, Pass.watched)
+
+    def close(self) -> None:
+        """Free all GPU memory; the next call allocates it again."""
+        with self._lock:
+            residents, self._residents = self._residents, {}
+        for each in residents.values():
+            with each.machine.lock, each.machine.active():
+                each.close()
+
+    def _on_first(
+        self, inputs: Sequence[Array], outputs: Sequence[Array], how: Callable[[Pass], _T]
+    ) -> _T:
+        """Compute all images on the first GPU."""
+        call = self._call(inputs, outputs, are_held=True)
+        resident = self._resident(machines.chosen()[0])
+        return _compute(resident, call, whole(call.inputs.images), how, self._clock).result
+
+    def _call(self, inputs: Sequence[Array], outputs: Sequence[Array], are_held: bool) -> Call:
+        counts = (len(inputs), len(outputs))
+        if counts != (len(self._names), len(self._graph.heads)):
+            raise InvalidProblem(
+                f"the network takes {len(self._names)} arrays and gives {len(self._graph.heads)}, "
+                f"not {counts[0]} and {counts[1]}"
+            )
+        return self._calls.call(inputs, outputs, are_held)
+
+    def _resident(self, machine: Machine) -> Resident:
+        with self._lock:
+            if machine.key not in self._residents:
+                made = Resident(machine, self._graph, self._calls.weights)
+                self._residents[machine.key] = made
+            return self._residents[machine.key]
+
+
+@dataclass(frozen=True)
+class _Took(Generic[_T]):
+    """The result of one GPU's part, and its seconds without waiting for other calls."""
+
+    result: _T
+    seconds: float
+
+
+def _compute(
+    resident: Resident,
+    call: Call,
+    part: Part,
+    how: Callable[[Pass], _T],
+    clock: Callable[[], float],
+) -> _Took[_T]:
+    """Compute a part of the images on one GPU; publish timed steps to the log of op times."""
+    machine = resident.machine
+    with machine.lock, machine.active():
+        start = clock()
+        result = resident.compute(call, part, how)
+        seconds = clock() - start
+    if isinstance(result, Timings):
+        _publish(result, machine)
+    return _Took(result, seconds)
+
+
+def _publish(timings: Timings, machine: Machine) -> None:
+    """Publish the convolutions' times to the log of op times."""
+    for step, seconds in zip(timings.program.steps.for_images, timings.seconds):
+        if step.problem is not None:
+            did = machine.done(step.plan, seconds)
+            op_log.publish(
+                op_log.OpTime(
+                    *(step.node, step.problem, "forward", machine.backend),
+                    *(did.kernel, seconds, did.gpu, did.precision),
+                )
+            )

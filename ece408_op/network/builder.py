@@ -1,0 +1,424 @@
+"""Builder of steps: lowers a graph with known input shapes; operators call its methods, and it
+asks a machine's `Lowering` for the plan of each step.
+
+Evaluation is lazy: a convolution, or a chain of pointwise operators, that only one node reads stays
+pending until that node decides whether to fuse it into its own launch.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Callable, NamedTuple, Union
+
+from ..errors import UnsupportedProblem
+from ..problem import ConvProblem
+from .graph import Entry, Graph, Node
+from .host_arrays import ITEM_BYTES
+from .terms import Term, leaf, reading
+from .values import ARENA, LASTING, OUTPUT, Buffer, Plan, Step, Steps, Value
+
+# Axes of a strided copy.
+MOST_AXES = 6
+# Sizes are 32-bit integers in the kernels.
+_MOST_ELEMENTS = 2**31 - 1
+
+
+@dataclass(eq=False)
+class Chain:
+    """Pending pointwise operators."""
+
+    shape: tuple[int, ...]
+    term: Term
+
+    def values(self) -> list[Value]:
+        return self.term.values()
+
+
+@dataclass(eq=False)
+class Convolution:
+    """A pending convolution, viewed as an array of `shape`.
+
+    x may be a chain of pointwise operators, fused into the kernel's loads if the kernel supports
+    it. The sums are added to `onto`, if given; then the epilogue `after`, a term of `sums`, is
+    applied, if given. Op times are logged under the layer name `node` if `logged`.
+    """
+
+    node: str
+    logged: bool
+    shape: tuple[int, ...]
+    problem: ConvProblem
+    x: Value | Chain
+    w: Value
+    bias: Value | None
+    onto: Value | None = None
+    sums: Term | None = None
+    after: Term | None = None
+
+    def values(self) -> list[Value]:
+        found = [*_values(self.x), self.w, self.bias, self.onto]
+        return [value for value in found if value is not None]
+
+
+Operand = Union[Value, Chain, Convolution]
+# Lowers a node of a graph on its operands to its results.
+Lower = Callable[["Builder", Node, list[Operand]], list[Operand]]
+
+
+class Axis(NamedTuple):
+    """An axis of a strided copy: its `size` in y begins `first` elements before the `held` elements
+    of x, which are `stride` apart."""
+
+    size: int
+    first: int
+    held: int
+    stride: int
+
+
+@dataclass(frozen=True)
+class Windows:
+    """Pooling windows, (height, width) each. `kind` is "max", "avg" or "sum"; with `border` an
+    average counts the padding's zeros."""
+
+    kind: str
+    border: bool
+    kernel: tuple[int, int]
+    stride: tuple[int, int]
+    pad: tuple[int, int]
+
+
+class Lowering(ABC):
+    """The steps of one machine at one precision. Arrays of a plan are named "y", "x" and "w".
+
+    `adds_in_place`: a convolution adds its sums to an array that nobody else reads, not to any.
+    """
+
+    adds_in_place: bool
+
+    @abstractmethod
+    def pointwise(self, term: Term, y: Value) -> tuple[Plan, dict[str, Value]] | None:
+        """Return the plan that computes a term into y, and the arrays that it reads by name; `None`
+        if an input must be broadcast by a copy first."""
+
+    def transposed(self, x: Value, axes: Sequence[int]) -> Plan:
+        """Return the plan that transposes x; axis i of y is axis `axes[i]` of x."""
+        strides = _strides(x.shape)
+        return self._copy([Axis(x.shape[k], 0, x.shape[k], strides[k]) for k in axes])
+
+    def spread(self, x: Value, shape: Sequence[int]) -> Plan:
+        """Return the plan that broadcasts x to `shape`, which has as many axes."""
+        found = zip(shape, x.shape, _strides(x.shape))
+        return self._copy([Axis(size, 0, size, s if mine > 1 else 0) for size, mine, s in found])
+
+    def windowed(
+        self,
+        x: Value,
+        shape: Sequence[int],
+        first: Sequence[int],
+        border: str = "constant",
+        fill: float = 0.0,
+    ) -> Plan:
+        """Return the plan that copies a window: x's first element is at `first` in y, which may be
+        negative. Elements beyond x are as in `copy`."""
+        found = zip(shape, first, x.shape, _strides(x.shape))
+        return self._copy([Axis(*each) for each in found], border, fill)
+
+    def _copy(self, axes: Sequence[Axis], border: str = "constant", fill: float = 0.0) -> Plan:
+        if len(axes) > MOST_AXES:
+            raise UnsupportedProblem(f"an array of {len(axes)} axes is more than {MOST_AXES}")
+        return self.copy(axes, border, fill)
+
+    @abstractmethod
+    def copy(self, axes: Sequence[Axis], border: str, fill: float) -> Plan:
+        """Return a strided copy of at most six axes. Elements beyond x are `fill`, the nearest or
+        the mirrored ones: `border` is "constant", "edge" or "reflect"."""
+
+    @abstractmethod
+    def pool(self, x: Value, y: Value, windows: Windows) -> Plan:
+        """Return the pooling of an array with two axes of pixels."""
+
+    @abstractmethod
+    def reduce(self, kind: str, outputs: int, length: int, inner: int) -> Plan:
+        """Return the reduction of `length` elements, `inner` apart, to each output: "mean", "sum",
+        "max", or "largest number", which ignores NaN."""
+
+    @abstractmethod
+    def softmax(self, rows: int, length: int, inner: int, logarithm: bool, scale: float) -> Plan:
+        """Return the softmax, or its logarithm, of rows whose elements are `inner` apart."""
+
+    @abstractmethod
+    def lrn(self, x: Value, size: int, alpha: float, beta: float, knorm: float) -> Plan:
+        """Return MXNet's LRN over `size` adjacent channels."""
+
+    @abstractmethod
+    def resize(self, x: Value, y: Value, aligned: bool) -> Plan:
+        """Return MXNet's BilinearResize2D."""
+
+    @abstractmethod
+    def data_gradient(self, problem: ConvProblem) -> Plan:
+        """Return the gradient for x of a convolution, from "w" and, as "x", the gradient for y."""
+
+    @abstractmethod
+    def convolve(self, builder: Builder, pending: Convolution, place: Value | None) -> Value:
+        """Emit a convolution's steps into `place`, if given, else into a new array; return it with
+        a claim."""
+
+
+def _strides(shape: Sequence[int]) -> list[int]:
+    return [math.prod(shape[axis + 1 :]) for axis in range(len(shape))]
+
+
+@dataclass(frozen=True)
+class Room:
+    """Nested concatenations. `channels` of a result's array, by node number, if the concatenation
+    is the beginning of a larger one; and the larger ones, which extend it in place."""
+
+    channels: dict[int, int] = field(default_factory=dict)
+    goes_on: set[int] = field(default_factory=set)
+
+
+class Builder:
+    """Builds the steps for `images` images on one machine. Kernels are chosen for `chosen_for`
+    images if given. `results` are the output types.
+
+    Buffers are reference-counted. An operand holds a claim on each of its buffers; an operator
+    passes it on to `emit`, to `drop`, or with its result. Arrays returned by these methods carry a
+    claim, too. An array without claims is overwritten.
+    """
+
+    def __init__(
+        self,
+        lowering: Lowering,
+        images: int,
+        room: Room | None = None,
+        chosen_for: int | None = None,
+        results: Sequence[str] = (),
+    ) -> None:
+        self.lowering = lowering
+        self.steps = Steps(images)
+        self.node = ""
+        self.number = 0
+        self.room = room or Room()
+        # The shapes of the nodes' results, by node number.
+        self.shapes: dict[int, tuple[int, ...]] = {}
+        # Kernels are chosen for this number of images.
+        self.chosen_for = images if chosen_for is None else chosen_for
+        self._uses: Counter[Entry] = Counter()
+        self._results = results
+
+    def build(self, graph: Graph, inputs: Mapping[str, Value], lower: Lower) -> Steps:
+        """Return the steps that compute a graph on these arrays; `lower` lowers one node. Raises
+        `UnsupportedProblem` and `InvalidProblem`."""
+        self._uses = graph.uses()
+        found: dict[Entry, Operand] = {}
+        for number, name in graph.variables():
+            self._bind(found, Entry(number), self.given(inputs[name]))
+        for number, node in graph.computed():
+            self.node, self.number = node.name, number
+            results = lower(self, node, [found[entry] for entry in node.inputs])
+            for output, result in enumerate(results):
+                self._bind(found, Entry(number, output), result)
+            for entry in self._uses:
+                if entry.node == number and entry.output >= len(results):
+                    raise UnsupportedProblem(
+                        f"{node.op} {node.name}: output {entry.output} is not computed"
+                    )
+        for number, head in enumerate(graph.heads):
+            self._output(found[head], number)
+        return self.steps
+
+    def _bind(self, found: dict[Entry, Operand], entry: Entry, result: Operand) -> None:
+        """Bind `result` to an array of the graph, with one claim per reader."""
+        if entry.output == 0:
+            self.shapes[entry.node] = result.shape
+        uses = self._uses[entry]
+        if uses == 0:
+            self.drop(result)
+            return
+        if uses > 1:
+            result = self.value(result)
+            result.buffer.uses += uses - 1
+        if not self.constant(result) and result.shape[:1] != (self.steps.images,):
+            self.steps.divisible = False
+        found[entry] = result
+
+    def _output(self, operand: Operand, number: int) -> None:
+        """Write a result to the output buffer. A result that is the same for all images cannot be
+        split into chunks, as each chunk would write all of it."""
+        if self.constant(operand):
+            self.mixes_images()
+        dtype = self._results[number]
+        if dtype != "float32":
+            value = self.compute(self.chain(operand), self.empty(operand.shape, False, dtype))
+        else:
+            value = self.value(operand)
+        if not self._is_whole(value) or value.buffer.kind != ARENA:
+            value = self.compute(leaf(value), self.empty(value.shape, False))
+        value.buffer.kind, value.buffer.number = OUTPUT, number
+        self.steps.outputs.append(value)
+
+    def constant(self, operand: Operand) -> bool:
+        """Return whether the operand is the same for all images."""
+        return all(value.constant for value in _values(operand))
+
+    def mixes_images(self) -> None:
+        """Note that the operator computes an image from other images."""
+        self.steps.divisible = False
+
+    def given(self, value: Value) -> Operand:
+        """Return the operand of a variable, with a claim. Readers convert float16 as they load."""
+        value = self.claimed(value)
+        return Chain(value.shape, leaf(value)) if value.dtype == "float16" else value
+
+    def empty(self, shape: Sequence[int], constant: bool, dtype: str = "float32") -> Value:
+        """Return a new array, without a claim."""
+        if min(shape, default=1) < 1:
+            raise UnsupportedProblem(
+                f"{self.node}: an array of shape {tuple(shape)} has no elements"
+            )
+        elements = math.prod(shape)
+        if elements > _MOST_ELEMENTS:
+            raise UnsupportedProblem(
+                f"{self.node}: an array of shape {tuple(shape)} has more than {_MOST_ELEMENTS} "
+                "elements; use a smaller batch"
+            )
+        buffer = Buffer(LASTING if constant else ARENA, ITEM_BYTES[dtype] * elements)
+        return Value(buffer, tuple(shape), dtype=dtype)
+
+    def emit(
+        self,
+        plan: Plan,
+        y: Value,
+        read: Mapping[str, Value],
+        node: str | None = None,
+        problem: ConvProblem | None = None,
+    ) -> Value:
+        """Append a step: `plan` computes "y" from the arrays in `read`. Returns y. `node` defaults
+        to the current node. Raises `UnsupportedProblem` for arrays that exceed their buffers."""
+        for name, value in (("y", y), *read.items()):
+            if value.end > value.buffer.nbytes:
+                raise UnsupportedProblem(
+                    f"{node or self.node}: {plan.name} would reach byte {value.end} of "
+                    f"{name}, which has {value.buffer.nbytes}; this is an error in this package"
+                )
+        # The location of y decides: outputs, and parts of them, are written in every call, even if
+        # they depend on weights alone.
+        steps = self.steps.for_weights if y.constant else self.steps.for_images
+        steps.append(Step(node or self.node, plan, {"y": y, **read}, problem))
+        for value in read.values():
+            self.drop(value)
+        return self.claimed(y)
+
+    def drop(self, operand: Operand) -> None:
+        """Release an operand's claims."""
+        for value in _values(operand):
+            assert value.buffer.uses > 0, "a claim that nobody has made"
+            value.buffer.uses -= 1
+
+    def claimed(self, value: Value) -> Value:
+        """Return the array with one more claim."""
+        value.buffer.uses += 1
+        return value
+
+    def value(self, operand: Operand) -> Value:
+        """Return the operand as an array; compute it now if it is pending."""
+        if isinstance(operand, Value):
+            return operand
+        if isinstance(operand, Chain):
+            return self.compute(operand.term, self._place(operand))
+        return self.lowering.convolve(self, operand, None)
+
+    def is_free(self, value: Value) -> bool:
+        """Return whether the reader holds the only claim, so that it may overwrite the array."""
+        buffer = value.buffer
+        return buffer.kind == ARENA and buffer.uses == 1 and self._is_whole(value)
+
+    def _is_whole(self, value: Value) -> bool:
+        """Return whether the array fills its buffer."""
+        return value.dense and value.buffer.nbytes == ITEM_BYTES[value.dtype] * value.elements
+
+    def dense(self, operand: Operand) -> Value:
+        """Return the operand as a float32 array with contiguous images."""
+        value = self.value(operand)
+        if value.dense and value.dtype == "float32":
+            return value
+        return self.compute(leaf(value), self.empty(value.shape, value.constant))
+
+    def chain(self, operand: Operand) -> Term:
+        """Return the operand's elements as a term; a pending convolution is computed."""
+        return operand.term if isinstance(operand, Chain) else leaf(self.value(operand))
+
+    def pointwise(
+        self, shape: Sequence[int], op: str, *terms: Term, constants: tuple[float, ...] = ()
+    ) -> Chain:
+        """Return a chain that applies one more operator to terms; long terms are computed first."""
+        term = Term(op, terms, constants)
+        if not term.fits():
+            term = Term(op, tuple(self._ended(each) for each in terms), constants)
+        return Chain(tuple(shape), term)
+
+    def unary(self, operand: Operand, op: str, *constants: float) -> Operand:
+        """Apply an operator of one argument; a convolution applies it in its epilogue."""
+        if isinstance(operand, Convolution):
+            sums = operand.sums or Term("")
+            after = Term(op, (operand.after or sums,), constants)
+            return replace(operand, sums=sums, after=after)
+        return self.pointwise(operand.shape, op, self.chain(operand), constants=constants)
+
+    def view(self, operand: Operand, shape: Sequence[int]) -> Operand:
+        """Return the operand viewed as another shape with the same number of elements."""
+        shape = tuple(shape)
+        if isinstance(operand, Convolution):
+            return replace(operand, shape=shape)
+        value = self.value(operand)
+        if not value.dense and shape[:1] != value.shape[:1]:
+            value = self.dense(value)
+        return replace(value, shape=shape)
+
+    def into(self, operand: Operand, y: Value) -> None:
+        """Compute the operand into `y`, an array of its shape."""
+        if isinstance(operand, Convolution):
+            self.drop(self.lowering.convolve(self, operand, y))
+        else:
+            self.drop(self.compute(self.chain(operand), y))
+
+    def _ended(self, term: Term) -> Term:
+        """Return the term as a leaf: computed to an array, unless it is one already."""
+        if term.value is not None:
+            return term
+        shape = tuple(map(max, zip(*(each.shape for each in term.all() if each.value))))
+        return leaf(self.value(Chain(shape, term)))
+
+    def _place(self, chain: Chain) -> Value:
+        """Return the array to compute a chain into: an input that nobody else reads, if any."""
+        for each in chain.term.all():
+            value = each.value
+            if value is not None and self.is_free(value) and each.shape == chain.shape:
+                return replace(value, shape=chain.shape)
+        return self.empty(chain.shape, self.constant(chain))
+
+    def compute(self, term: Term, y: Value) -> Value:
+        """Compute a term into an array; return it with a claim."""
+        made = self.lowering.pointwise(term, y)
+        while made is None:
+            term = self._spread(term, y.shape)
+            made = self.lowering.pointwise(term, y)
+        return self.emit(made[0], y, made[1])
+
+    def _spread(self, term: Term, shape: tuple[int, ...]) -> Term:
+        """Return the term with inputs broadcast by a copy for which `reading` has no indexing."""
+        if term.value is None:
+            arguments = tuple(self._spread(each, shape) for each in term.arguments)
+            return Term(term.op, arguments, term.constants)
+        if reading(term.value, term.shape, shape) is not None:
+            return term
+        value = replace(self.dense(term.value), shape=term.shape)
+        y = self.empty(shape, value.constant)
+        return leaf(self.emit(self.lowering.spread(value, shape), y, {"x": value}))
+
+
+def _values(operand: Operand) -> list[Value]:
+    return [operand] if isinstance(operand, Value) else operand.values()

@@ -1,0 +1,23 @@
+"""Machines that compute networks, and the steps that each makes of an operator."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ... import settings
+
+if TYPE_CHECKING:
+    from .machine import Machine
+
+
+def chosen() -> list[Machine]:
+    """Return the GPUs that the settings name, or the emulator. Raises `NoUsableGpu` and
+    `InvalidSetting`."""
+    # Imported only if used.
+    if settings.backend() == "emulator":
+        from .emulated import emulated
+
+        return [emulated()]
+    from .real_gpu import real_gpu
+
+    return [real_gpu(index) for index in settings.devices()]

@@ -1,0 +1,189 @@
+"""Convolutions, fully connected layers, and batch normalisation, which is folded into them."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+from ...errors import UnsupportedProblem
+from ...problem import ConvProblem
+from ..builder import Builder, Convolution, Operand
+from ..node_attributes import Attributes
+from ..terms import leaf
+from ..values import Value
+from .operator import Operator, axis_of, channels_of
+
+_LAYOUTS = {1: "NCW", 2: "NCHW"}
+
+
+def _convolution_why_not(attributes: Attributes) -> str | None:
+    kernel = attributes.integers("kernel")
+    if len(kernel) not in _LAYOUTS:
+        return f"a kernel of {len(kernel)} dimensions is not computed; only 1-D and 2-D ones are"
+    layout = attributes.text("layout", _LAYOUTS[len(kernel)])
+    if layout != _LAYOUTS[len(kernel)]:
+        return f"layout {layout} is not computed; only {_LAYOUTS[len(kernel)]} is"
+    return None
+
+
+def _convolution(builder: Builder, attributes: Attributes, operands: list[Operand]) -> Operand:
+    kernel = attributes.integers("kernel")
+    spatial = len(kernel)
+    x, w = operands[0], builder.dense(operands[1])
+    if isinstance(x, Convolution):
+        x = builder.value(x)
+    if len(x.shape) != 2 + spatial:
+        raise UnsupportedProblem(
+            f"{builder.node}: data of shape {x.shape} does not fit a kernel of {kernel}"
+        )
+    height = x.shape[2] if spatial == 2 else 1
+    problem = ConvProblem(
+        *(x.shape[0], x.shape[1], height, x.shape[-1], attributes.integer("num_filter")),
+        _pair(kernel, 1),
+        _pair(attributes.integers("stride", (1,) * spatial), 1),
+        _pair(attributes.integers("pad", (0,) * spatial), 0),
+        _pair(attributes.integers("dilate", (1,) * spatial), 1),
+        attributes.integer("num_group", 1),
+        not attributes.flag("no_bias"),
+    )
+    bias = builder.dense(operands[2]) if problem.bias else None
+    shape = problem.y_shape if spatial == 2 else problem.y_shape[:2] + problem.y_shape[3:]
+    return _checked(builder, Convolution(builder.node, True, shape, problem, x, w, bias))
+
+
+def _pair(values: tuple[int, ...], height: int) -> tuple[int, int]:
+    """Return (height, width); a one-dimensional image has the given height."""
+    return (values[0], values[1]) if len(values) == 2 else (height, values[0])
+
+
+def _checked(builder: Builder, made: Convolution) -> Convolution:
+    sizes = (made.w.elements, made.bias.elements if made.bias else made.problem.filters)
+    if sizes != (math.prod(made.problem.w_shape), made.problem.filters):
+        raise UnsupportedProblem(
+            f"{builder.node}: weights of shape {made.w.shape} do not fit {made.problem}"
+        )
+    return made
+
+
+def _deconvolution_why_not(attributes: Attributes) -> str | None:
+    kernel = attributes.integers("kernel")
+    if any(attributes.integers("target_shape", ())):
+        return "target_shape is not computed"
+    return _convolution_why_not(attributes) if len(kernel) == 2 else "only 2-D ones are computed"
+
+
+def _deconvolution(builder: Builder, attributes: Attributes, operands: list[Operand]) -> Operand:
+    """Compute the transposed convolution as the gradient of a convolution for x; its input is the
+    gradient for y."""
+    x, w = builder.dense(operands[0]), builder.dense(operands[1])
+    kernel = attributes.integers("kernel")
+    stride, dilate = (attributes.integers(name, ()) or (1, 1) for name in ("stride", "dilate"))
+    pad, adjusted = (attributes.integers(name, ()) or (0, 0) for name in ("pad", "adj"))
+    height, width = (
+        s * (size - 1) + d * (k - 1) + 1 - 2 * p + more
+        for size, s, d, k, p, more in zip(x.shape[2:], stride, dilate, kernel, pad, adjusted)
+    )
+    problem = ConvProblem(
+        *(x.shape[0], attributes.integer("num_filter"), height, width, x.shape[1]),
+        *(_pair(kernel, 1), _pair(stride, 1), _pair(pad, 0), _pair(dilate, 1)),
+        attributes.integer("num_group", 1),
+    )
+    if problem.y_shape != x.shape or w.elements != math.prod(problem.w_shape):
+        raise UnsupportedProblem(f"{builder.node}: data of shape {x.shape} does not fit {problem}")
+    y = builder.empty(problem.x_shape, x.constant and w.constant)
+    made = builder.emit(builder.lowering.data_gradient(problem), y, {"x": x, "w": w})
+    if attributes.flag("no_bias", True):
+        return made
+    bias = builder.value(operands[2])
+    terms = leaf(made), leaf(bias, channels_of(bias, 4))
+    return builder.pointwise(made.shape, "add", *terms)
+
+
+def _fully_connected(builder: Builder, attributes: Attributes, operands: list[Operand]) -> Operand:
+    """Compute a fully connected layer as a 1x1 convolution on images of one pixel."""
+    x, w = builder.dense(operands[0]), builder.dense(operands[1])
+    flatten = attributes.flag("flatten", True)
+    rows = x.shape[:1] if flatten else x.shape[:-1]
+    outputs = attributes.integer("num_hidden")
+    depth = x.elements // max(1, math.prod(rows))
+    has_bias = not attributes.flag("no_bias")
+    problem = ConvProblem(math.prod(rows), depth, 1, 1, outputs, (1, 1), bias=has_bias)
+    bias = builder.dense(operands[2]) if has_bias else None
+    return _checked(
+        builder, Convolution(builder.node, False, (*rows, outputs), problem, x, w, bias)
+    )
+
+
+def _normalisation_why_not(attributes: Attributes) -> str | None:
+    if attributes.flag("output_mean_var"):
+        return "output_mean_var is not computed"
+    return None
+
+
+def _normalisation(builder: Builder, attributes: Attributes, operands: list[Operand]) -> Operand:
+    """Apply a factor and an addend per channel, from moving averages; a convolution folds the
+    factor into its weights."""
+    x, gamma, beta, mean, variance = operands
+    axis = axis_of(attributes.integer("axis", 1), len(x.shape))
+    channels = (x.shape[axis],)
+    if gamma.shape != channels:
+        raise UnsupportedProblem(
+            f"{builder.node}: data of shape {x.shape} does not have {gamma.shape[0]} channels"
+        )
+    if axis == 0:
+        builder.mixes_images()
+    eps = (attributes.number("eps", 1e-3),)
+    if attributes.flag("fix_gamma", True):
+        builder.drop(gamma)
+        op, terms = "inverse_deviation", [builder.chain(variance)]
+    else:
+        op, terms = "scaled_deviation", [builder.chain(variance), builder.chain(gamma)]
+    factor = builder.pointwise(channels, op, *terms, constants=eps)
+    scale = builder.value(factor)
+    if _foldable(x, axis) and isinstance(x, Convolution) and scale.constant:
+        return _folded(builder, x, scale, mean, beta)
+    shift = builder.value(
+        builder.pointwise(
+            *(channels, "subtract_product", builder.chain(beta), builder.chain(mean)),
+            leaf(builder.claimed(scale)),
+        )
+    )
+    shape = channels_of(scale, len(x.shape), axis)
+    terms = [builder.chain(x), leaf(scale, shape), leaf(shift, shape)]
+    return builder.pointwise(x.shape, "multiply_add", *terms)
+
+
+def _foldable(x: Operand, axis: int) -> bool:
+    """Return whether the operand is a convolution without an epilogue, viewed in a shape in which
+    `axis` is its output channels."""
+    if not isinstance(x, Convolution) or x.after is not None or x.onto is not None:
+        return False
+    seen = (x.shape[axis], math.prod(x.shape[axis + 1 :]))
+    own = (x.problem.filters, math.prod(x.problem.y_shape[2:]))
+    return seen == own and x.w.constant
+
+
+def _folded(
+    builder: Builder, x: Convolution, scale: Value, mean: Operand, beta: Operand
+) -> Convolution:
+    """Return the convolution with its weights multiplied by `scale`."""
+    shape = x.problem.w_shape
+    factor = leaf(builder.claimed(scale), channels_of(scale, 4, 0))
+    w = builder.value(builder.pointwise(shape, "multiply", leaf(x.w, shape), factor))
+    terms = [builder.chain(beta), builder.chain(mean), leaf(scale)]
+    op = "subtract_product"
+    if x.bias is not None:
+        terms.append(leaf(x.bias))
+        op = "shifted"
+    bias = builder.value(builder.pointwise(scale.shape, op, *terms))
+    problem = replace(x.problem, bias=True)
+    return replace(x, problem=problem, w=w, bias=bias)
+
+
+OPERATORS = {
+    "Convolution": Operator(_convolution, _convolution_why_not),
+    "ece408_conv": Operator(_convolution, _convolution_why_not),
+    "Deconvolution": Operator(_deconvolution, _deconvolution_why_not),
+    "FullyConnected": Operator(_fully_connected),
+    "BatchNorm": Operator(_normalisation, _normalisation_why_not),
+}

@@ -1,0 +1,126 @@
+"""Pooling and reductions over axes."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+from ...errors import UnsupportedProblem
+from ..builder import Builder, Operand, Windows
+from ..node_attributes import Attributes
+from .operator import Operator, axis_of
+
+_KINDS = ("max", "avg", "sum")
+
+
+def _why_not(attributes: Attributes) -> str | None:
+    kind = attributes.text("pool_type", "max")
+    if kind not in _KINDS:
+        return f"pool_type {kind} is not computed"
+    convention = attributes.text("pooling_convention", "valid")
+    if convention not in ("valid", "full"):
+        return f"pooling_convention {convention} is not computed"
+    layout = attributes.text("layout", "NCHW")
+    if layout not in ("NCW", "NCHW"):
+        return f"layout {layout} is not computed; only NCHW is"
+    kernel = attributes.integers("kernel", ())
+    if len(kernel) > 2:
+        return f"a kernel of {len(kernel)} dimensions is not computed"
+    return None
+
+
+def _pooling(builder: Builder, attributes: Attributes, operands: list[Operand]) -> Operand:
+    kind = attributes.text("pool_type", "max")
+    shape = operands[0].shape
+    if attributes.flag("global_pool"):
+        axes = tuple(range(2, len(shape)))
+        return reduced(builder, operands[0], axes, _REDUCED[kind], True)
+    if len(shape) not in (3, 4):
+        raise UnsupportedProblem(f"{builder.node}: arrays of shape {shape} are not pooled")
+    x = builder.value(operands[0])
+    if x.dtype != "float32":
+        x = builder.dense(x)
+    spatial = len(shape) - 2
+    sizes = shape[2:]
+    kernel = attributes.integers("kernel")
+    stride = attributes.integers("stride", (1,) * spatial) or (1,) * spatial
+    pad = attributes.integers("pad", (0,) * spatial) or (0,) * spatial
+    full = attributes.text("pooling_convention", "valid") == "full"
+    outs = []
+    for size, k, s, p in zip(sizes, kernel, stride, pad):
+        room = size + 2 * p - k
+        if room < 0:
+            raise UnsupportedProblem(
+                f"{builder.node}: a window of {kernel} is larger than the image of {shape}"
+            )
+        outs.append((-(-room // s) if full else room // s) + 1)
+    windows = Windows(
+        *(kind, attributes.flag("count_include_pad", True)),
+        *(_pair(kernel, 1), _pair(stride, 1), _pair(pad, 0)),
+    )
+    y = builder.empty((*shape[:2], *outs), x.constant)
+    # One-dimensional images are seen as images of one row.
+    planes = [replace(each, shape=(*each.shape[:2], *_pair(each.shape[2:], 1))) for each in (x, y)]
+    return builder.emit(builder.lowering.pool(planes[0], planes[1], windows), y, {"x": x})
+
+
+def _pair(values: tuple[int, ...], height: int) -> tuple[int, int]:
+    return (height, values[0]) if len(values) == 1 else (values[0], values[1])
+
+
+# Reductions by the name of the pooling. MXNet's pooling ignores NaN in its maximum; its `max`
+# operator does not.
+_REDUCED = {"sum": "sum", "max": "largest number", "avg": "mean"}
+
+
+def reduced(
+    builder: Builder, operand: Operand, axes: tuple[int, ...], kind: str, keepdims: bool
+) -> Operand:
+    """Reduce the axes, in ascending order, by "mean", "sum", "max" or "largest number" (ignores
+    NaN), with one launch per run of adjacent axes."""
+    x = builder.dense(operand)
+    first, last = axes[-1], axes[-1]
+    while first - 1 in axes:
+        first -= 1
+    others, axes = axes[: axes.index(first)], tuple(range(first, last + 1))
+    if others:
+        x = builder.dense(reduced(builder, x, axes, kind, keepdims))
+        return reduced(builder, x, others, kind, keepdims)
+    if first == 0:
+        builder.mixes_images()
+    kept = [1] * len(axes) if keepdims else []
+    shape = [*x.shape[:first], *kept, *x.shape[last + 1 :]] or [1]
+    length = math.prod(x.shape[first : last + 1])
+    y = builder.empty(shape, x.constant)
+    inner = math.prod(x.shape[last + 1 :])
+    return builder.emit(builder.lowering.reduce(kind, y.elements, length, inner), y, {"x": x})
+
+
+def _reduce_why_not(attributes: Attributes) -> str | None:
+    return "exclude is not computed" if attributes.flag("exclude") else None
+
+
+def _reduce(kind: str) -> Operator:
+    def lower(builder: Builder, attributes: Attributes, operands: list[Operand]) -> Operand:
+        count = len(operands[0].shape)
+        given = attributes.integers("axis", ()) or tuple(range(count))
+        axes = tuple(sorted({axis_of(axis, count) for axis in given}))
+        return reduced(builder, operands[0], axes, kind, attributes.flag("keepdims"))
+
+    return Operator(lower, _reduce_why_not)
+
+
+def _adaptive_why_not(attributes: Attributes) -> str | None:
+    size = attributes.integers("output_size", ())
+    return None if set(size) <= {1} else f"output_size {size} is not computed; only 1 is"
+
+
+def _adaptive(builder: Builder, attributes: Attributes, operands: list[Operand]) -> Operand:
+    return reduced(builder, operands[0], (2, 3), "mean", True)
+
+
+OPERATORS = {
+    "_contrib_AdaptiveAvgPooling2D": Operator(_adaptive, _adaptive_why_not),
+    "Pooling": Operator(_pooling, _why_not),
+    **{name: _reduce(name) for name in ("mean", "sum", "max")},
+}

@@ -1,0 +1,148 @@
+"""Layers whose results are reshaped, in every precision, for every kind of GPU."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from types import SimpleNamespace
+
+import pytest
+from gpu_networks import NETWORKS, Case, array, error, small
+
+from ece408_op import settings
+from ece408_op.errors import UnsupportedProblem
+from ece408_op.network import Array, network_program, values
+from ece408_op.network.builder import Builder
+from ece408_op.network.graph import Graph
+from ece408_op.network.inputs import Calls
+from ece408_op.network.machines.gpu_steps import GpuSteps
+from ece408_op.network.node_attributes import Attributes
+from ece408_op.network.operators import elementwise
+
+BELOW = 3e-6
+
+
+def _views(sym):
+    """Return symbols on "data" of shape (3, 6, 8), by name."""
+    x = sym.Variable("data")
+
+    def dense(name, outputs=6):
+        return sym.FullyConnected(x, num_hidden=outputs, flatten=False, name=name)
+
+    def conv(name, shape):
+        images = sym.Reshape(x, shape=(0, 6, 4, 2))
+        y = sym.Convolution(images, kernel=(1, 1), num_filter=6, name=name)
+        return sym.Reshape(y, shape=shape)
+
+    def norm(y, **options):
+        return sym.BatchNorm(y, fix_gamma=False, name="norm", **options)
+
+    return {
+        "concat of dense layers": sym.concat(dense("a"), dense("b"), dim=1),
+        "concat of one dense layer": sym.concat(dense("a"), dim=1),
+        "concat of units": sym.concat(dense("a"), dense("b"), dim=2),
+        "concat of images taken apart": sym.concat(
+            conv("a", (-1, 2, 4, 2)), conv("b", (-1, 2, 4, 2)), dim=1
+        ),
+        "concat of images put together": sym.concat(
+            conv("a", (1, -1, 4, 2)), conv("b", (1, -1, 4, 2)), dim=1
+        ),
+        "norm of as many rows as units": norm(dense("a")),
+        "norm of rows": norm(dense("a", 5)),
+        "norm of units": norm(dense("a", 5), axis=-1),
+        "norm of images taken apart": norm(conv("a", (9, 2, 4, 2))),
+        "norm of other images": norm(conv("a", (2, 6, 12))),
+        "norm of channels with more axes": norm(conv("a", (0, 0, 2, 2, 2))),
+        "mean of axes apart": sym.mean(conv("a", (0, 0, 4, 2)), axis=(0, 2)),
+        "sum of axes apart": sym.sum(conv("a", (0, 0, 4, 2)), axis=(1, 3), keepdims=True),
+        "rows of a part of a split": 2 * sym.Reshape(sym.split(x, num_outputs=2)[0], shape=(-1, 4)),
+        "pooling of five axes": sym.Pooling(
+            conv("a", (0, 0, 2, 2, 2)), global_pool=True, pool_type="avg"
+        ),
+    }
+
+
+@pytest.mark.usefixtures("emulated")
+def test_layers_seen_in_another_shape(mx):
+    for name, symbol in _views(mx.sym).items():
+        case = Case(symbol, data=(3, 6, 8))
+        (found,), (expected,) = case.run(case.network()), case.expected()
+        assert error(found, expected) < BELOW, name
+
+
+@pytest.mark.usefixtures("emulated")
+def test_the_one_part_of_a_split_in_another_shape(mx):
+    part = mx.sym.split(mx.sym.Variable("data") * 2, axis=1, num_outputs=1)
+    case = Case(mx.sym.Reshape(part, shape=(-1,)), whole=True, data=(3, 22))
+    (found,), (expected,) = case.run(case.network()), case.expected()
+    assert (found == expected).all()
+
+
+@pytest.mark.usefixtures("emulated")
+@pytest.mark.parametrize("axes", [(4, 5), (4, 5, 6, 7, 2)])
+def test_a_softmax_with_a_label_of_3_and_5_axes(mx, axes):
+    label = mx.sym.Variable("label")
+    symbol = mx.sym.SoftmaxOutput(mx.sym.Variable("data"), label)
+    case = Case(symbol, data=(3, *axes), label=(3, *axes[:-1]))
+    (found,), (expected,) = case.run(case.network()), case.expected()
+    assert error(found, expected) < BELOW
+
+
+@pytest.mark.usefixtures("emulated")
+def test_a_chain_before_a_dense_layer_of_one_image(mx):
+    """The array has one element for each channel, like its factors."""
+    x, y = mx.sym.Variable("data"), mx.sym.Variable("scale", shape=(1, 24))
+    for chain in (x, x * y, x * y + x):
+        case = Case(mx.sym.FullyConnected(chain, num_hidden=5, name="fc"), data=(1, 24))
+        for precision in ("strict", "float32", "tf32", "float16"):
+            with settings.override(precision=precision):
+                (found,) = case.run(case.network())
+            assert error(found, case.expected()[0]) < BELOW
+
+
+CAPABILITIES = ((7, 5), (8, 0), (8, 6), (8, 9), (9, 0), (10, 0), (12, 0))
+
+
+def _built(case, capability):
+    """Plan a network's steps for a GPU, which need not exist."""
+    inputs = [array(each) for each in case.arrays.values()]
+    weights = frozenset(case.arrays) - case.shapes.keys()
+    outputs = [Array(0, shape, "float32", 0) for shape in case.output_shapes]
+    call = Calls(list(case.arrays), weights).call(inputs, outputs, True)
+    gpu = SimpleNamespace(name="a GPU", capability=capability, driver=13000)
+    machine = SimpleNamespace(lowering=functools.partial(GpuSteps, gpu))
+    return network_program.build(Graph.parse(case.symbol.tojson()), call.inputs, machine)[0]
+
+
+@pytest.mark.parametrize("precision", ["strict", "float32", "tf32", "float16"])
+def test_steps_for_every_gpu_and_precision(mx, precision):
+    for name in NETWORKS:
+        for batch in (1, 40):
+            case = small(mx, name)
+            case = Case(case.symbol, data=(batch, *case.shapes["data"][1:]))
+            for capability in CAPABILITIES:
+                with settings.override(precision=precision):
+                    steps = _built(case, capability)
+                assert [each.shape for each in steps.outputs] == case.output_shapes, name
+                for step in (*steps.for_weights, *steps.for_images):
+                    for value in step.arrays.values():
+                        assert value.end <= value.buffer.nbytes, (name, capability, step.node)
+
+
+def test_a_step_that_would_write_beyond_its_array_is_refused(mx, monkeypatch):
+    """A planted error: an array that claims too many images."""
+    empty = Builder.empty
+
+    def short(self, shape, constant, dtype="float32"):
+        made = empty(self, shape, constant, dtype)
+        return dataclasses.replace(made, buffer=values.Buffer(made.buffer.kind, 4))
+
+    monkeypatch.setattr(Builder, "empty", short)
+    with pytest.raises(UnsupportedProblem, match=r"conv1: .* would reach byte 9600 of y, which"):
+        _built(small(mx, "lenet"), (7, 5))
+
+
+def test_dropout_that_is_always_random_is_not_computed():
+    why_not = elementwise.OPERATORS["Dropout"].why_not
+    assert why_not(Attributes("Dropout", {"mode": "always"})) == "mode always is not computed"
+    assert why_not(Attributes("Dropout", {"mode": "training"})) is None
