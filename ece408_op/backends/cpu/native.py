@@ -29,7 +29,7 @@ STRICT = "strict"
 _ABI_VERSION = 13
 ISA_CODES = {"avx512": 2, "avx2": 1, "baseline": 0}
 _REMEDY = "run `pip install .` in the checkout, which needs a C++ compiler (g++ or clang++)"
-_FAILURES: dict[int, type[Ece408Error]] = {
+FAILURES: dict[int, type[Ece408Error]] = {
     1: InvalidProblem,
     2: UnsupportedProblem,
     3: NotEnoughMemory,
@@ -52,14 +52,14 @@ class _Copied(ctypes.Structure):
     _fields_ = [("to", ctypes.c_void_p), ("source", ctypes.c_void_p), ("nbytes", ctypes.c_int64)]
 
 
-class _Problem(ctypes.Structure):
+class Problem(ctypes.Structure):
     """The header's `ece408_problem`."""
 
     _fields_ = [(name, ctypes.c_int64) for name in _FIELDS]
 
 
 @functools.lru_cache(maxsize=4096)
-def as_struct(problem: ConvProblem) -> _Problem:
+def as_struct(problem: ConvProblem) -> Problem:
     """Return the header's `ece408_problem`. C code only reads it, so calls may share it.
 
     Raises `InvalidProblem` for a number that does not fit, which ctypes would truncate silently.
@@ -68,7 +68,7 @@ def as_struct(problem: ConvProblem) -> _Problem:
         *(problem.batch, problem.channels, problem.height, problem.width, problem.filters),
         *(*problem.kernel, *problem.stride, *problem.pad, *problem.dilate, problem.groups),
     )
-    native = _Problem(*numbers)
+    native = Problem(*numbers)
     if tuple(getattr(native, name) for name in _FIELDS) != numbers:
         raise InvalidProblem(f"{problem} has a number beyond 64 bits")
     return native
@@ -77,7 +77,7 @@ def as_struct(problem: ConvProblem) -> _Problem:
 def _declare(library: ctypes.CDLL, name: str, arrays: int, numbers: int) -> None:
     function = getattr(library, name)
     function.argtypes = [
-        ctypes.POINTER(_Problem),
+        ctypes.POINTER(Problem),
         *[ctypes.c_void_p] * arrays,
         *[ctypes.c_int] * numbers,
     ]
@@ -102,7 +102,7 @@ def _declare_all(library: ctypes.CDLL) -> None:
         getattr(library, name).argtypes = arguments
     library.ece408_kernel_name.argtypes = [ctypes.c_int]
     library.ece408_kernel_name.restype = ctypes.c_char_p
-    library.ece408_choose.argtypes = [ctypes.POINTER(_Problem), *[ctypes.c_int] * 5]
+    library.ece408_choose.argtypes = [ctypes.POINTER(Problem), *[ctypes.c_int] * 5]
     for suffix in (*SUFFIXES.values(), STRICT):
         _declare(library, f"ece408_forward_{suffix}", arrays=4, numbers=4)
         _declare(library, f"ece408_backward_data_{suffix}", arrays=3, numbers=4)
@@ -216,6 +216,6 @@ def run(
     call = getattr(library(), name)
     status = call(as_struct(problem), *arrays, bool(accumulate), threads, *codes)
     if status:
-        error = _FAILURES.get(status, Ece408Error)
+        error = FAILURES.get(status, Ece408Error)
         name += f" by {kernel}" if kernel else ""
         raise error(f"{name} failed with status {status} ({error.__name__}) on {problem}")

@@ -1,4 +1,4 @@
-/* The C interface of libece408_cpu.so: everything the library exports, and nothing else.
+/* The C interface of libece408_cpu.so: with network/program.h, everything the library exports.
  *
  * Arrays are contiguous, NCHW, of the type in the function's name:
  *   x, dx      (batch, channels, height, width)

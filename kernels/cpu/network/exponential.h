@@ -1,0 +1,34 @@
+// exp in float, in operations that compilers vectorise.
+#pragma once
+
+#include "micro/half.h"
+
+namespace ece408 {
+namespace {
+
+// Off by less than two units in the last place; NaN stays NaN.
+inline float exponential(float x) {
+    // Beyond these the result is infinite, or zero.
+    x = x > 89.f ? 89.f : x < -104.f ? -104.f : x;
+    // x = n * log(2) + r; the large addend leaves n in the low bits of the sum.
+    constexpr float kLarge = 12582912.f;
+    const float sum = x * 1.44269504f + kLarge, n = sum - kLarge;
+    const float r = (x - n * 0.693359375f) + n * 2.12194440e-4f;
+    float p = 1.f / 5040;
+    p = p * r + 1.f / 720;
+    p = p * r + 1.f / 120;
+    p = p * r + 1.f / 24;
+    p = p * r + 1.f / 6;
+    p = p * r + .5f;
+    p = p * r * r + r + 1;
+    // 2^n in two factors, as it may be beyond the range of float.
+    const auto power = static_cast<int32_t>(bits_of_float(sum) - bits_of_float(kLarge));
+    const int32_t half = power >> 1;
+    const auto power_of_two = [](int32_t k) {
+        return float_of_bits(static_cast<uint32_t>(k + 127) << 23);
+    };
+    return p * power_of_two(half) * power_of_two(power - half);
+}
+
+}  // namespace
+}  // namespace ece408
