@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Generic, TypeVar
+from typing import Generic, TypeVar, Union
 
 from .. import op_log
 from ..backends.cuda.runtime import gpu_threads
@@ -21,11 +21,12 @@ from ..problem import ConvProblem
 from . import machines
 from .batch_partition import Partitions, whole
 from .chunk_pipeline import Pass, Timings, Watched
+from .cpu_resident import CpuResident
 from .gpu_weights import WeightsNeeded
 from .graph import Entry, Graph, Node
 from .host_arrays import Array
 from .inputs import Call, Calls
-from .machines.machine import Machine
+from .machines.machine import GpuMachine, Machine
 from .operators import Typed, refused, why_not
 from .resident import Part, Resident
 
@@ -41,6 +42,7 @@ __all__ = [
 ]
 
 _T = TypeVar("_T")
+_Resident = Union[Resident, CpuResident]
 
 
 @dataclass(frozen=True)
@@ -66,8 +68,9 @@ def why_not_of(
 
 class Network:
     """A network given as MXNet's JSON graph. `names` are its variables in order; `parameters` are
-    those that are the same for all images, such as weights and moving averages. Times for load
-    balancing come from `clock`.
+    those that are the same for all images, such as weights and moving averages. It runs `on` the
+    "cpu", or on the "gpu": those that the settings name, or the emulator. Times for load balancing
+    come from `clock`.
 
     Raises `UnsupportedProblem` for a graph with operators that are not computed here.
     """
@@ -78,6 +81,7 @@ class Network:
         names: Sequence[str],
         parameters: Collection[str],
         clock: Callable[[], float] = time.perf_counter,
+        on: str = "gpu",
     ) -> None:
         self._graph = Graph.parse(symbol_json)
         self._graph.check_inputs(names)
@@ -88,9 +92,10 @@ class Network:
                 raise UnsupportedProblem(f"{node.op} {node.name}: {reason}")
         self._calls = Calls(names, frozenset(parameters))
         self._lock = threading.Lock()
-        self._residents: dict[tuple[object, ...], Resident] = {}
+        self._residents: dict[tuple[object, ...], _Resident] = {}
         self._partitions = Partitions()
         self._clock = clock
+        self._on = on
 
     def compute(
         self, inputs: Sequence[Array], outputs: Sequence[Array], are_held: bool = True
@@ -106,18 +111,19 @@ class Network:
         graph, `NoUsableGpu`, `NotEnoughMemory`, `GpuFailed`, and compiler errors.
         """
         call = self._call(inputs, outputs, are_held)
-        found = [self._resident(machine) for machine in machines.chosen()]
+        found = [self._resident(machine) for machine in machines.chosen(self._on)]
         how = Pass.timed if op_log.collecting() else Pass.all
         if len(found) == 1:
             _compute(found[0], call, whole(call.inputs.images), how, self._clock)
             return
-        partition = self._partitions.of(call, found)
+        gpus = [each for each in found if isinstance(each, Resident)]
+        partition = self._partitions.of(call, gpus)
         assigned = partition.balancer.assign()
         start = self._clock()
         took = gpu_threads.run_all(
             [
                 (each.machine, partial(_compute, each, call, part, how, self._clock))
-                for each, part in zip(found, partition.parts(assigned))
+                for each, part in zip(gpus, partition.parts(assigned))
             ]
         )
         # Timed steps run one by one, so their times would mislead the load balancer.
@@ -131,7 +137,7 @@ class Network:
         timings = self._on_first(inputs, outputs, Pass.timed)
         return [
             StepTime(step.node, step.plan.name, step.problem, seconds)
-            for step, seconds in zip(timings.program.steps.for_images, timings.seconds)
+            for step, seconds in zip(timings.steps, timings.seconds)
         ]
 
     def watch(self, inputs: Sequence[Array], outputs: Sequence[Array]) -> Watched:
@@ -151,7 +157,7 @@ class Network:
     ) -> _T:
         """Compute all images on the first GPU."""
         call = self._call(inputs, outputs, are_held=True)
-        resident = self._resident(machines.chosen()[0])
+        resident = self._resident(machines.chosen(self._on)[0])
         return _compute(resident, call, whole(call.inputs.images), how, self._clock).result
 
     def _call(self, inputs: Sequence[Array], outputs: Sequence[Array], are_held: bool) -> Call:
@@ -163,11 +169,14 @@ class Network:
             )
         return self._calls.call(inputs, outputs, are_held)
 
-    def _resident(self, machine: Machine) -> Resident:
+    def _resident(self, machine: Machine) -> _Resident:
         with self._lock:
             if machine.key not in self._residents:
-                made = Resident(machine, self._graph, self._calls.weights)
-                self._residents[machine.key] = made
+                if isinstance(machine, GpuMachine):
+                    made = Resident(machine, self._graph, self._calls.weights)
+                    self._residents[machine.key] = made
+                else:
+                    self._residents[machine.key] = CpuResident(machine, self._graph)
             return self._residents[machine.key]
 
 
@@ -180,7 +189,7 @@ class _Took(Generic[_T]):
 
 
 def _compute(
-    resident: Resident,
+    resident: _Resident,
     call: Call,
     part: Part,
     how: Callable[[Pass], _T],
@@ -199,7 +208,7 @@ def _compute(
 
 def _publish(timings: Timings, machine: Machine) -> None:
     """Publish the convolutions' times to the log of op times."""
-    for step, seconds in zip(timings.program.steps.for_images, timings.seconds):
+    for step, seconds in zip(timings.steps, timings.seconds):
         if step.problem is not None:
             did = machine.done(step.plan, seconds)
             op_log.publish(

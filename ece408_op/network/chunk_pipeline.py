@@ -18,7 +18,7 @@ from ..backends.cuda.runtime.device import BEGIN, COMPUTED, COPIED_OUT
 from .host_arrays import Array
 from .inputs import Call
 from .network_program import Program
-from .values import Value
+from .values import Step, Value
 
 # Number of chunks whose kernels run concurrently. Two fill the GPU; more would end at the same
 # time, and the GPU would then wait for the next images.
@@ -46,9 +46,9 @@ class Ready:
 
 @dataclass
 class Timings:
-    """Seconds of each step of a program, in order, summed over chunks."""
+    """Seconds of each step that depends on images, in order, summed over chunks."""
 
-    program: Program
+    steps: Sequence[Step]
     seconds: list[float] = field(default_factory=list)
 
     def add(self, seconds: Sequence[float]) -> None:
@@ -150,11 +150,11 @@ class Pass:
 
     def timed(self) -> Timings:
         """Compute the chunks one after the other, and time each step."""
-        found = Timings(self._ready.program)
+        found = Timings(self._ready.program.steps.for_images)
         lane = self._lanes[0]
         for first in self._chunks:
             self._bring(lane, first, self._ins)
-            found.add(found.program.timed(lane, self._weights))
+            found.add(self._ready.program.timed(lane, self._weights))
             self._send(lane)
             self._complete(lane, first)
         return found

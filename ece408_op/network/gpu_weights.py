@@ -6,7 +6,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from .host_arrays import Array
-from .machines.machine import Machine
+from .machines.machine import GpuMachine
 
 
 class WeightsNeeded(Exception):
@@ -26,7 +26,7 @@ class Weights:
     """Copies of the inputs with these numbers. `stamp` changes whenever any of their contents may
     have."""
 
-    def __init__(self, machine: Machine, numbers: Collection[int]) -> None:
+    def __init__(self, machine: GpuMachine, numbers: Collection[int]) -> None:
         self._machine = machine
         self._numbers = numbers
         self._held: dict[int, _Weight] = {}

@@ -11,7 +11,7 @@ from .builder import Builder, Room
 from .graph import Graph
 from .host_arrays import ITEM_BYTES
 from .inputs import Call, Inputs
-from .machines.machine import Machine, Recorded, Run
+from .machines.machine import GpuMachine, Machine, Recorded, Run
 from .memory_planner import Places, places
 from .operators import lower, reshaping
 from .values import LASTING, WEIGHT, Step, Steps, Value
@@ -46,7 +46,7 @@ def build(
 class Program:
     """Steps with memory and code. Create, use and close it with the machine active."""
 
-    def __init__(self, machine: Machine, steps: Steps, inputs: list[Value]) -> None:
+    def __init__(self, machine: GpuMachine, steps: Steps, inputs: list[Value]) -> None:
         self.steps = steps
         read = {id(value.buffer) for step in steps.for_images for value in step.arrays.values()}
         # The inputs with one element per image, except unused ones.

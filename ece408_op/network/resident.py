@@ -14,7 +14,7 @@ from .chunk_pipeline import Pass, Ready
 from .gpu_weights import Weights
 from .graph import Graph
 from .inputs import Call, Inputs
-from .machines.machine import Machine
+from .machines.machine import GpuMachine
 from .network_program import Program
 from .values import Early, Steps, Value
 
@@ -44,7 +44,7 @@ class Part:
 class Resident:
     """Call all methods with the machine's lock held and the machine active."""
 
-    def __init__(self, machine: Machine, graph: Graph, parameters: Sequence[int]) -> None:
+    def __init__(self, machine: GpuMachine, graph: Graph, parameters: Sequence[int]) -> None:
         self.machine = machine
         self._graph = graph
         self._weights = Weights(machine, parameters)

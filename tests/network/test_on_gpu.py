@@ -61,8 +61,8 @@ def test_several_gpus_compute_what_mxnet_does(mx, monkeypatch):
     """Or with one that stands for several."""
     count = device.get(0).cuda.Device.count()
     with settings.override(devices=",".join(map(str, range(count)))):
-        found = machines.chosen()
-    monkeypatch.setattr(machines, "chosen", lambda: found if count > 1 else found * 2)
+        found = machines.chosen("gpu")
+    monkeypatch.setattr(machines, "chosen", lambda on: found if count > 1 else found * 2)
     case = small(mx, "resnet")
     for images in (2, 5, 64):
         shape = (images, *case.arrays["data"].shape[1:])
@@ -197,6 +197,6 @@ def test_several_gpus_share_a_batch(mx):
     case = small(mx, "resnet")
     (alone,) = case.run(case.network())
     with settings.override(devices="0,1"):
-        assert len(machines.chosen()) == 2
+        assert len(machines.chosen("gpu")) == 2
         (shared,) = case.run(case.network())
     assert error(shared, alone) < BELOW

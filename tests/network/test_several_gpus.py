@@ -60,7 +60,7 @@ def several(monkeypatch, clock):
 
     def use(*seconds):
         made = [Machine(number, clock.spending(each)) for number, each in enumerate(seconds)]
-        monkeypatch.setattr(network.machines, "chosen", lambda: made)
+        monkeypatch.setattr(network.machines, "chosen", lambda on: made)
         return made
 
     return use

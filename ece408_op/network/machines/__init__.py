@@ -10,10 +10,14 @@ if TYPE_CHECKING:
     from .machine import Machine
 
 
-def chosen() -> list[Machine]:
-    """Return the GPUs that the settings name, or the emulator. Raises `NoUsableGpu` and
-    `InvalidSetting`."""
+def chosen(on: str) -> list[Machine]:
+    """Return the CPU for "cpu"; for "gpu" the GPUs that the settings name, or the emulator. Raises
+    `NoUsableGpu` and `InvalidSetting`."""
     # Imported only if used.
+    if on == "cpu":
+        from .cpu import Cpu
+
+        return [Cpu()]
     if settings.backend() == "emulator":
         from .emulated import emulated
 

@@ -32,7 +32,7 @@ from ...backends.emulator.library import (
 )
 from ...errors import NotEnoughMemory
 from .gpu_steps import GpuSteps
-from .machine import Machine, Run
+from .machine import GpuMachine, Run
 
 
 class _Target:
@@ -108,7 +108,7 @@ class _Recorded:
         pass
 
 
-class EmulatedMachine(Machine):
+class EmulatedMachine(GpuMachine):
     """The emulator; its memory is unlimited unless a limit is set."""
 
     backend = "emulator"

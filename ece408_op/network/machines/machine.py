@@ -1,4 +1,4 @@
-"""Interface of the machine that computes a network: a GPU or the emulator."""
+"""Interface of the machine that computes a network: the CPU, a GPU or the emulator."""
 
 from __future__ import annotations
 
@@ -32,13 +32,12 @@ class Recorded(Protocol):
 
 
 class Machine(ABC):
-    """One GPU, and the cores nearest to it. All methods but `budget` require `active`, and `lock`
-    held by the calling thread. They raise `NotEnoughMemory` and `GpuFailed`."""
+    """What computes a network."""
 
     key: tuple[object, ...]
     backend: str
-    lock: threading.Lock
-    cores: frozenset[int]
+    # Held by a thread that computes on it.
+    lock: contextlib.AbstractContextManager[Any]
 
     @abstractmethod
     def lowering(self, precision: str) -> Lowering:
@@ -50,7 +49,15 @@ class Machine(ABC):
 
     @abstractmethod
     def active(self) -> contextlib.AbstractContextManager[None]:
-        """Make the GPU current on this thread."""
+        """Make it current on this thread."""
+
+
+class GpuMachine(Machine):
+    """One GPU, and the cores nearest to it. All methods but `budget` require `active`, and `lock`
+    held by the calling thread. They raise `NotEnoughMemory` and `GpuFailed`."""
+
+    lock: threading.Lock
+    cores: frozenset[int]
 
     @abstractmethod
     def budget(self, own: int) -> int:

@@ -18,13 +18,13 @@ from ...backends.cuda.runtime.nvcc_compiler import compile_plan
 from ...backends.cuda.work import done
 from ...op_log import GpuTime
 from .gpu_steps import GpuSteps
-from .machine import Machine, Recorded, Run
+from .machine import GpuMachine, Recorded, Run
 
 # Without a setting, networks use at most this fraction of a GPU's free memory.
 _FRACTION_OF_FREE = 0.5
 
 
-class RealGpu(Machine):
+class RealGpu(GpuMachine):
     """A GPU through PyCUDA."""
 
     backend = "cuda"

@@ -1,0 +1,66 @@
+"""A network on the CPU: one program per input size."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Callable
+from typing import Any
+
+from .. import settings
+from ..backends.cpu.cpu_backend import chosen_isa
+from . import network_program
+from .chunk_pipeline import Pass, Timings, Watched
+from .gpu_weights import WeightsNeeded
+from .graph import Graph
+from .inputs import Call
+from .machines.cpu import CpuProgram
+from .machines.machine import Machine
+from .resident import Part
+
+# Maximum number of programs kept, for other input sizes or settings.
+_MOST_PROGRAMS = 64
+
+
+class CpuResident:
+    """Programs of one graph. Calls are serialised: they share a program's memory."""
+
+    def __init__(self, machine: Machine, graph: Graph) -> None:
+        self.machine = machine
+        self._graph = graph
+        self._lock = threading.Lock()
+        self._programs: OrderedDict[Any, CpuProgram] = OrderedDict()
+
+    def compute(self, call: Call, part: Part, how: Callable[[Pass], Any]) -> Any:
+        """Compute a call; `how` is a method of `Pass`. Raises `WeightsNeeded`,
+        `UnsupportedProblem`, `InvalidProblem` and `NotEnoughMemory`."""
+        begin = time.perf_counter()
+        with self._lock:
+            made = self._program(call)
+            if made.generation != call.generation or made.reads_weights:
+                if not call.are_held:
+                    raise WeightsNeeded
+                if made.generation != call.generation:
+                    made.prepare(call.arrays)
+                    made.generation = call.generation
+            seconds = made.run(call.arrays, call.outputs, how is Pass.timed)
+        if how is Pass.watched:
+            return Watched(time.perf_counter() - begin)
+        return Timings(made.steps.for_images, seconds) if seconds is not None else None
+
+    def close(self) -> None:
+        """Free all memory."""
+        with self._lock:
+            self._programs.clear()
+
+    def _program(self, call: Call) -> CpuProgram:
+        key = call.inputs, settings.precision(), chosen_isa()
+        if key not in self._programs:
+            if len(self._programs) >= _MOST_PROGRAMS:
+                self._programs.popitem(last=False)
+            steps, values = network_program.build(self._graph, call.inputs, self.machine)
+            network_program.check(steps, call.inputs.images, call)
+            self._programs[key] = CpuProgram(steps, values)
+        self._programs.move_to_end(key)
+        return self._programs[key]
