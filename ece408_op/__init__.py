@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from .op_log import op_times
     from .operator.checkpoint import load_checkpoint
     from .operator.convolution import Convolution
-    from .operator.gpu_network import gpu_report, to_gpu
+    from .operator.frozen_network import gpu_report, to_cpu, to_gpu
     from .operator.net_comparison import NetComparison, compare
     from .operator.pinned_arrays import page_locked
     from .operator.swapping import swap, swap_checkpoint, unswap
@@ -37,6 +37,7 @@ __all__ = [
     "settings",
     "swap",
     "swap_checkpoint",
+    "to_cpu",
     "to_gpu",
     "unswap",
 ]
@@ -49,14 +50,15 @@ _MODULES = {
     "NetComparison": "operator.net_comparison",
     "__version__": "version",
     "compare": "operator.net_comparison",
-    "gpu_report": "operator.gpu_network",
+    "gpu_report": "operator.frozen_network",
     "load_checkpoint": "operator.checkpoint",
     "op_times": "op_log",
     "page_locked": "operator.pinned_arrays",
     "register_backend": "dispatch",
     "swap": "operator.swapping",
     "swap_checkpoint": "operator.swapping",
-    "to_gpu": "operator.gpu_network",
+    "to_cpu": "operator.frozen_network",
+    "to_gpu": "operator.frozen_network",
     "unswap": "operator.swapping",
 }
 # Layers are subclasses of Gluon's and need MXNet.

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from ..operator.gpu_network import to_gpu
+from ..operator.frozen_network import to_gpu
 from ..operator.loading import load_mxnet
 
 

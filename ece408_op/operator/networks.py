@@ -78,12 +78,13 @@ def missing() -> str | None:
 
 class Opened:
     """The network of a part, with its last parameters. `graph` is its JSON, `kinds` the kinds of
-    its inputs, and `unread` the outputs that need not be computed.
+    its inputs, `unread` the outputs that need not be computed, and `on` the machine as for
+    `Network`.
 
     Raises what `Network` does.
     """
 
-    def __init__(self, graph: str, kinds: str, unread: str = "") -> None:
+    def __init__(self, graph: str, kinds: str, unread: str = "", on: str = "gpu") -> None:
         from ..network import Network
 
         _close_retired()
@@ -91,11 +92,12 @@ class Opened:
         nodes, heads = document["nodes"], document["heads"]
         self._read = [n for n in range(len(heads)) if unread[n : n + 1] != UNREAD]
         graph = json.dumps({**document, "heads": [heads[n] for n in self._read]})
-        _say_what_is_not_heard(nodes)
+        if on == "gpu":
+            _say_what_is_not_heard(nodes)
         names = [node["name"] for node in nodes if node["op"] == "null"]
         self._is_parameter = [kind != DATA for kind in kinds]
         parameters = {name for name, is_one in zip(names, self._is_parameter) if is_one}
-        self._network: Network = Network(graph, names, parameters)
+        self._network: Network = Network(graph, names, parameters, on=on)
         self._last: tuple[bytes, list[Array]] = (b"", [])
 
     def compute(
@@ -268,7 +270,8 @@ def _open(graph: bytes, inputs: Any, dimensions: Any, first_sizes: Any, unread: 
         kinds = ctypes.string_at(inputs).decode()
         count = len(kinds)
         kinds = known_kinds(kinds, dimensions[:count], first_sizes[:count])
-        _opened[number] = Opened(graph.decode(), kinds, unread.decode())
+        marks, _, on = unread.decode().partition(" ")
+        _opened[number] = Opened(graph.decode(), kinds, marks, on or "gpu")
         ctypes.memmove(inputs, kinds.encode(), count)
 
     return number if errors.remembered(work) else 0

@@ -41,23 +41,29 @@ _ONLY_FOR_CPU = "only what stays on the CPU reads it"
 _TOO_LITTLE = "it takes less time than copies to the GPU and back would"
 
 
+# What a report says of our parts, and of MXNet's.
+_PLACES = {"gpu": ("on the GPU", "on the CPU"), "cpu": ("by ece408_op", "by MXNet")}
+
+
 @dataclass
 class GpuReport:
-    """Report on what runs on the GPU: the number of nodes of each part, and of the network; the
-    nodes on the CPU, with reasons; and, if the shapes of the inputs are known, the bytes copied in
-    and out per call."""
+    """Report on what runs on the GPU, or what this package computes if it is `on` the CPU: the
+    number of nodes of each part, and of the network; the nodes that MXNet runs on the CPU, with
+    reasons; and, if the shapes of the inputs are known, the bytes copied in and out per call."""
 
     parts: list[int]
     nodes: int
     left: dict[str, str] = field(default_factory=dict)
     bytes_in: int | None = None
     bytes_out: int | None = None
+    on: str = "gpu"
 
     def __str__(self) -> str:
         counts = ", ".join(map(str, self.parts)) or "none"
-        lines = [f"on the GPU: {sum(self.parts)} of {self.nodes} nodes, in parts of: {counts}"]
-        lines += [f"on the CPU: {name}: {reason}" for name, reason in self.left.items()]
-        if self.bytes_in is not None and self.bytes_out is not None:
+        ours, others = _PLACES[self.on]
+        lines = [f"{ours}: {sum(self.parts)} of {self.nodes} nodes, in parts of: {counts}"]
+        lines += [f"{others}: {name}: {reason}" for name, reason in self.left.items()]
+        if self.on == "gpu" and self.bytes_in is not None and self.bytes_out is not None:
             lines.append(f"a call copies {self.bytes_in} bytes in and {self.bytes_out} bytes out")
         return "\n".join(lines)
 
@@ -75,9 +81,10 @@ def report_of(
     choice: Choice,
     shapes: Mapping[str, tuple[int, ...]] | None,
     types: Mapping[str, Any] | None = None,
+    on: str = "gpu",
 ) -> GpuReport:
     """Return `report` for a partitioned choice, with types of its inputs."""
-    made = GpuReport(list(map(len, choice.groups)), choice.nodes, choice.left)
+    made = GpuReport(list(map(len, choice.groups)), choice.nodes, choice.left, on=on)
     if shapes:
         made.bytes_in, made.bytes_out = _bytes(choice.symbol(), shapes, types or {})
     return made

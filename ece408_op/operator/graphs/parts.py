@@ -17,8 +17,8 @@ from ..networks import DATA, FOR_ALL_IMAGES, PARAMETER
 from . import graph_json, groups
 from .graph_json import PART, Entry, Graph, Node, is_part
 
-# Attributes of such a node: the kinds of its inputs, its unused outputs (see `networks`), and the
-# key of a shared network.
+# Attributes of such a node: the kinds of its inputs, its unused outputs (see `networks`) and, after
+# a space, its machine if that is no GPU, and the key of a shared network.
 PARAMETERS = "parameters"
 UNREAD = "unread"
 OWNER = "owner"
@@ -43,6 +43,17 @@ def put_back_symbol(symbol: Any) -> Any:
     """Return the Symbol without such nodes."""
     graph = read(symbol)
     return symbol if graph is None else graph_json.write(put_back(graph), symbol)
+
+
+def placed(symbol: Any, on: str) -> Any:
+    """Return the Symbol with its parts on a machine, "cpu" or "gpu"."""
+    graph = read(symbol)
+    if graph is None or on == "gpu":
+        return symbol
+    marked = with_attributes(
+        graph, lambda node, _: {UNREAD: f"{node['attrs'].get(UNREAD, '')} {on}"}
+    )
+    return graph_json.write(marked, symbol)
 
 
 def with_attributes(graph: Graph, attributes: Callable[[Node, int], dict[str, str]]) -> Graph:

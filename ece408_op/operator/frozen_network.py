@@ -1,4 +1,4 @@
-"""`to_gpu`: inference of a network on the GPU."""
+"""`to_cpu` and `to_gpu`: inference of a network without MXNet's engine."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ import numpy as np
 
 from .. import settings
 from ..errors import CheckpointMismatch, InvalidProblem, InvalidSetting
+from . import networks
 from .array_memory import pointer
 from .graphs import graph_json, partition, parts
 from .graphs.partition import Choice, GpuReport
@@ -34,7 +35,7 @@ def to_gpu(
     model: Any,
     arg_params: Mapping[str, Any] | None = None,
     aux_params: Mapping[str, Any] | None = None,
-) -> GpuNetwork:
+) -> FrozenNetwork:
     """Return a callable network for inference on the GPU.
 
     `model` is a Gluon HybridBlock, or a Symbol with the NDArrays of its parameters, as
@@ -50,14 +51,37 @@ def to_gpu(
     Raises `InvalidSetting` for another kind of model, `CheckpointMismatch` for a missing parameter
     of a Symbol. Calls raise the errors of computing on the GPU.
     """
+    return FrozenNetwork(_source(model, arg_params, aux_params), "gpu")
+
+
+def to_cpu(
+    model: Any,
+    arg_params: Mapping[str, Any] | None = None,
+    aux_params: Mapping[str, Any] | None = None,
+) -> FrozenNetwork:
+    """Return a callable network for inference on the CPU, computed by one call of this package's
+    kernels where MXNet would run a node at a time.
+
+    Arguments, calls and the result are as for `to_gpu`: the model is not changed, later writes to
+    its parameters take effect, and parts that cannot be computed so run in MXNet; `report` lists
+    them. Float64 networks and calls with gradients run in MXNet.
+
+    Raises what `to_gpu` does.
+    """
+    return FrozenNetwork(_source(model, arg_params, aux_params), "cpu")
+
+
+def _source(
+    model: Any, arg_params: Mapping[str, Any] | None, aux_params: Mapping[str, Any] | None
+) -> _Source:
     mx = load_mxnet()
     if isinstance(model, mx.gluon.HybridBlock):
-        return GpuNetwork(_OfBlock(mx, model))
+        return _OfBlock(mx, model)
     if isinstance(model, mx.sym.Symbol):
-        return GpuNetwork(_OfSymbol(mx, model, arg_params or {}, aux_params or {}))
+        return _OfSymbol(mx, model, arg_params or {}, aux_params or {})
     raise InvalidSetting(
-        f"a {type(model).__name__} cannot be taken to the GPU; give a Gluon HybridBlock, or a "
-        "Symbol with its parameters"
+        f"a {type(model).__name__} cannot be taken to the CPU or the GPU; give a Gluon "
+        "HybridBlock, or a Symbol with its parameters"
     )
 
 
@@ -70,11 +94,12 @@ def gpu_report(symbol: Any, **shapes: tuple[int, ...]) -> GpuReport:
     return partition.report(symbol, shapes)
 
 
-class GpuNetwork:
-    """A network on the GPU, created by `to_gpu`."""
+class FrozenNetwork:
+    """A network on the "cpu" or the "gpu", created by `to_cpu` or `to_gpu`."""
 
-    def __init__(self, source: _Source) -> None:
+    def __init__(self, source: _Source, on: str) -> None:
         self._source = source
+        self._on = on
         self._lock = threading.Lock()
         self._made: _Made | None = None
         # The settings under which a GPU was found.
@@ -91,21 +116,23 @@ class GpuNetwork:
         wants_gradients = autograd.is_recording() or autograd.is_training()
         if wants_gradients:
             return self._source.run(arrays)
-        reason = self._why_no_gpu() or partition.why_not_of(flat)
+        reason = self._why_not() or partition.why_not_of(flat)
         if reason is not None:
             partition.say_why_no_gpu(reason)
             return self._source.run(_as_floats(arrays))
         with self._lock:
             made = self._made
             if made is None or not self._source.is_as(made.traced):
-                made = _made(self._source.trace(_stand_ins(arrays)), flat)
+                made = _made(self._source.trace(_stand_ins(arrays)), flat, self._on)
             elif not made.fits(flat):
-                made = _made(made.traced, flat)
+                made = _made(made.traced, flat, self._on)
             self._made = made
         return self._source.grouped(made.run(flat))
 
-    def _why_no_gpu(self) -> str | None:
-        """Return why there is no GPU; cached, as `partition` takes long to find one."""
+    def _why_not(self) -> str | None:
+        """Return why MXNet runs the network; cached, as `partition` takes long to find a GPU."""
+        if self._on == "cpu":
+            return networks.missing()
         backend = settings.backend()
         if (backend,) == self._usable:
             return None
@@ -115,12 +142,15 @@ class GpuNetwork:
 
     @property
     def report(self) -> GpuReport:
-        """Report which parts of the network run on the GPU, and how much the last call copied.
+        """Report which parts of the network this package computes, and how much the last call
+        copied to and from a GPU.
 
         Raises `InvalidSetting` before the first call, which determines the network's shapes.
         """
         if self._made is None:
-            raise InvalidSetting("the network has not run on a GPU yet; call it first")
+            raise InvalidSetting(
+                f"the network has not run on the {self._on.upper()} yet; call it first"
+            )
         return self._made.report
 
 
@@ -132,10 +162,10 @@ def _choice(traced: _Traced, sizes: _Sizes) -> Choice:
     return partition.choose(traced.symbol, data, {**shapes, **sizes.inputs}, types)
 
 
-def _made(traced: _Traced, data: list[Any]) -> _Made:
+def _made(traced: _Traced, data: list[Any], on: str) -> _Made:
     choice = _choice(traced, _sizes(traced, data))
     one_batch = len({array.shape[:1] for array in data}) == 1
-    return (_MadeWhole if one_batch and _is_whole(choice) else _MadeOfParts)(traced, choice)
+    return (_MadeWhole if one_batch and _is_whole(choice) else _MadeOfParts)(traced, choice, on)
 
 
 def _is_whole(choice: Choice) -> bool:
@@ -151,8 +181,8 @@ def _is_whole(choice: Choice) -> bool:
 class _Made(ABC):
     """A network in executable form."""
 
-    def __init__(self, traced: _Traced) -> None:
-        self.traced = traced
+    def __init__(self, traced: _Traced, on: str) -> None:
+        self.traced, self._on = traced, on
         self._sizes: dict[Any, _Sizes] = {}
         self._last = _Sizes({}, {}, [])
 
@@ -167,7 +197,7 @@ class _Made(ABC):
     @property
     def report(self) -> GpuReport:
         choice = _choice(self.traced, self._last)
-        return partition.report_of(choice, self._last.inputs, self._last.types)
+        return partition.report_of(choice, self._last.inputs, self._last.types, self._on)
 
     def sizes(self, data: list[Any]) -> _Sizes:
         """Return the shapes and types of all inputs and outputs for these arrays."""
@@ -225,16 +255,18 @@ def _sizes(traced: _Traced, data: list[Any]) -> _Sizes:
 
 
 class _MadeWhole(_Made):
-    """A network that runs on the GPU as a whole, called without MXNet."""
+    """A network that this package computes as a whole, called without MXNet."""
 
-    def __init__(self, traced: _Traced, choice: Choice) -> None:
-        super().__init__(traced)
+    def __init__(self, traced: _Traced, choice: Choice, on: str) -> None:
+        super().__init__(traced, on)
         self._choice = choice
         graph = parts.read(choice.symbol())
         assert graph is not None
         part = next(filter(graph_json.is_part, graph["nodes"]))
         self._names = [graph["nodes"][entry[0]]["name"] for entry in part["inputs"]]
-        self._opened = Opened(json.dumps(part["subgraphs"][0]), part["attrs"][parts.PARAMETERS])
+        self._opened = Opened(
+            json.dumps(part["subgraphs"][0]), part["attrs"][parts.PARAMETERS], on=on
+        )
         parameters = [traced.parameters[name] for name in self._names if name in traced.parameters]
         self._parameters = Parameters(parameters)
         self._looking = threading.Lock()
@@ -284,9 +316,9 @@ def _described(array: Any) -> Array:
 class _MadeOfParts(_Made):
     """A network of parts, with MXNet's operators between them."""
 
-    def __init__(self, traced: _Traced, choice: Choice) -> None:
-        super().__init__(traced)
-        self._op = _Operator(traced, choice.symbol())
+    def __init__(self, traced: _Traced, choice: Choice, on: str) -> None:
+        super().__init__(traced, on)
+        self._op = _Operator(traced, parts.placed(choice.symbol(), on))
 
     def fits(self, data: list[Any]) -> bool:
         # The graph is partitioned at run time for each call's arrays.
