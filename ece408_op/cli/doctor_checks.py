@@ -88,7 +88,7 @@ def _number(version: str) -> tuple[int, ...]:
 
 def _python() -> Finding:
     hint = "make a virtual environment with another Python, and install there"
-    return _versioned("Python", platform.python_version(), "3.9", "3.13", hint)
+    return _versioned("Python", platform.python_version(), "3.9", "3.15", hint)
 
 
 def _package(name: str, module: str, oldest: str, too_new: str) -> Finding:
@@ -101,7 +101,9 @@ def _package(name: str, module: str, oldest: str, too_new: str) -> Finding:
 
 
 def _numpy() -> Finding:
-    return _package("NumPy", "numpy", "1.21", "1.27")
+    # MXNet needs NumPy 1, and does not run on Python 3.13.
+    limits = ("1.21", "1.27") if sys.version_info < (3, 13) else ("2.1", "3.0")
+    return _package("NumPy", "numpy", *limits)
 
 
 def _scipy() -> Finding:

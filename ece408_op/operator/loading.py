@@ -20,9 +20,10 @@ def load_mxnet() -> Any:
     except ImportError as error:
         missing = isinstance(error, ModuleNotFoundError) and error.name == "mxnet"
         problem = "MXNet is not installed" if missing else f"MXNet does not import ({error})"
-        raise MXNetMissing(
-            f"{problem} for {sys.executable}; install it with: pip install 'ece408_op[cpu]'"
-        ) from error
+        remedy = "install it with: pip install 'ece408_op[cpu]'"
+        if sys.version_info >= (3, 13):
+            remedy = "it needs Python 3.9 to 3.12; make a virtual environment with one of these"
+        raise MXNetMissing(f"{problem} for {sys.executable}; {remedy}") from error
     except (AttributeError, OSError) as error:
         raise MXNetMissing(
             f"MXNet does not import ({error}); it needs NumPy 1.x up to 1.26 and its own "

@@ -387,7 +387,7 @@ def test_numpys_version(machine, monkeypatch, version, status):
 
 
 @pytest.mark.parametrize(
-    ("version", "status"), [("3.8.20", MISSING), ("3.9.0", OK), ("3.12.1", OK), ("3.13.0", MISSING)]
+    ("version", "status"), [("3.8.20", MISSING), ("3.9.0", OK), ("3.14.1", OK), ("3.15.0", MISSING)]
 )
 def test_pythons_version(machine, monkeypatch, version, status):
     monkeypatch.setattr(checks.platform, "python_version", lambda: version)
