@@ -12,6 +12,7 @@ from .operator.on_import import register_with_mxnet
 if TYPE_CHECKING:
     from . import errors, settings
     from .dispatch import register_backend
+    from .network.loaded import LoadedNetwork, load_network
     from .op_log import op_times
     from .operator.checkpoint import load_checkpoint
     from .operator.convolution import Convolution
@@ -25,12 +26,14 @@ if TYPE_CHECKING:
 __all__ = [
     "ConvProblem",
     "Convolution",
+    "LoadedNetwork",
     "NetComparison",
     "__version__",
     "compare",
     "errors",
     "gpu_report",
     "load_checkpoint",
+    "load_network",
     "op_times",
     "page_locked",
     "register_backend",
@@ -51,7 +54,9 @@ _MODULES = {
     "__version__": "version",
     "compare": "operator.net_comparison",
     "gpu_report": "operator.frozen_network",
+    "LoadedNetwork": "network.loaded",
     "load_checkpoint": "operator.checkpoint",
+    "load_network": "network.loaded",
     "op_times": "op_log",
     "page_locked": "operator.pinned_arrays",
     "register_backend": "dispatch",

@@ -15,6 +15,7 @@ import pytest
 from fake_driver import FakeDriver
 from places import HELPERS
 
+import ece408_op
 from ece408_op import errors, settings
 from ece408_op.backends.cpu import native
 from ece408_op.backends.cuda.runtime import device, page_locked
@@ -54,6 +55,12 @@ def emulated(kept, monkeypatch):
     monkeypatch.setattr("ece408_op.network.machines.emulated._machine", compiled_together.machine)
     with settings.override(cache=kept, backend="emulator"):
         yield
+
+
+@pytest.fixture(params=["to_gpu", "to_cpu"])
+def frozen(request):
+    """Return one of the functions that take a network from MXNet."""
+    return getattr(ece408_op, request.param)
 
 
 @pytest.fixture

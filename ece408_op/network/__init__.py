@@ -18,7 +18,7 @@ from .. import op_log
 from ..backends.cuda.runtime import gpu_threads
 from ..errors import InvalidProblem, UnsupportedProblem
 from ..problem import ConvProblem
-from . import machines
+from . import machines, network_program
 from .batch_partition import Partitions, whole
 from .chunk_pipeline import Pass, Timings, Watched
 from .cpu_resident import CpuResident
@@ -69,8 +69,8 @@ def why_not_of(
 class Network:
     """A network given as MXNet's JSON graph. `names` are its variables in order; `parameters` are
     those that are the same for all images, such as weights and moving averages. It runs `on` the
-    "cpu", or on the "gpu": those that the settings name, or the emulator. Times for load balancing
-    come from `clock`.
+    "cpu", the "emulator" or the "gpu": those that the settings name, or the emulator. Times for
+    load balancing come from `clock`.
 
     Raises `UnsupportedProblem` for a graph with operators that are not computed here.
     """
@@ -144,8 +144,17 @@ class Network:
         """Compute on the first GPU and return where the time went."""
         return self._on_first(inputs, outputs, Pass.watched)
 
+    def output_shapes(self, inputs: Sequence[Array]) -> list[tuple[int, ...]]:
+        """Return the shapes of the outputs for inputs of these shapes and types. Raises
+        `UnsupportedProblem` and `InvalidProblem`."""
+        unknown = Array(0, (), "float32", 0)
+        call = self._call(inputs, [unknown] * len(self._graph.heads), True)
+        machine = machines.chosen(self._on)[0]
+        steps, _ = network_program.build(self._graph, call.inputs, machine)
+        return [value.shape for value in steps.outputs]
+
     def close(self) -> None:
-        """Free all GPU memory; the next call allocates it again."""
+        """Free all memory that it has on its machines; the next call allocates it again."""
         with self._lock:
             residents, self._residents = self._residents, {}
         for each in residents.values():

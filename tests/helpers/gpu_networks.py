@@ -35,9 +35,9 @@ class Case:
         scale = 1 if name in self.shapes or len(shape) < 2 else np.prod(shape[1:]) ** -0.5
         return (scale * self.rng.uniform(-1, 1, shape)).astype(np.float32)
 
-    def network(self, *clock):
+    def network(self, *clock, on="gpu"):
         parameters = [name for name in self.arrays if name not in self.shapes]
-        return Network(self.symbol.tojson(), list(self.arrays), parameters, *clock)
+        return Network(self.symbol.tojson(), list(self.arrays), parameters, *clock, on=on)
 
     def run(self, network):
         """Return the outputs, which hold NaN before."""

@@ -1,4 +1,4 @@
-"""Small whole networks in the emulator: exact on whole numbers, and against MXNet's on the CPU."""
+"""Small whole networks on the CPU and in the emulator: exact on whole numbers, and as MXNet's."""
 
 from __future__ import annotations
 
@@ -14,11 +14,15 @@ BELOW = 3e-6
 @pytest.mark.parametrize("name", first(4, NETWORKS))
 def test_a_network_computes_what_mxnet_does(mx, name):
     case = small(mx, name)
-    (found,), (expected,) = case.run(case.network()), case.expected()
-    assert error(found, expected) < BELOW
+    (expected,) = case.expected()
+    for on in ("gpu", "cpu"):
+        (found,) = case.run(case.network(on=on))
+        assert error(found, expected) < BELOW, on
 
 
 def test_whole_numbers_come_out_exactly(mx):
     case = small(mx, "lenet", whole=True)
-    (found,), (expected,) = case.run(case.network()), case.expected()
-    assert (found == expected).all()
+    (expected,) = case.expected()
+    for on in ("gpu", "cpu"):
+        (found,) = case.run(case.network(on=on))
+        assert (found == expected).all(), on

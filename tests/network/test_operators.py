@@ -1,4 +1,4 @@
-"""Each operator in the emulator, against MXNet's on the CPU."""
+"""Each operator on the CPU and in the emulator, against MXNet's on the CPU."""
 
 from __future__ import annotations
 
@@ -134,8 +134,10 @@ def test_an_operator_computes_what_mxnet_does(mx):
         for name, (case, network) in cases.items():
             # Constants derived from parameters used uninitialised arrays.
             case.version += 1
-            for number, (found, expected) in enumerate(zip(case.run(network), case.expected())):
-                assert error(found, expected) < BELOW, (name, number)
+            expected = case.expected()
+            for made in (network, case.network(on="cpu")):
+                for number, (found, right) in enumerate(zip(case.run(made), expected)):
+                    assert error(found, right) < BELOW, (name, number, made is network)
 
 
 def test_the_largest_where_some_are_no_numbers(mx):
@@ -146,10 +148,11 @@ def test_the_largest_where_some_are_no_numbers(mx):
     case = Case(mx.sym.Group([mx.sym.max(x, axis=2), *pooled]), data=(1, 4, 70))
     data = case.arrays["data"][0]
     data[0, 3], data[1, 69], data[2] = np.nan, np.nan, -np.inf
-    found, expected = case.run(case.network()), case.expected()
+    expected = case.expected()
     assert np.isnan(expected[0]).sum() == 2
-    for pair in zip(found, expected):
-        np.testing.assert_array_equal(*pair)
+    for on in ("gpu", "cpu"):
+        for pair in zip(case.run(case.network(on=on)), expected):
+            np.testing.assert_array_equal(*pair, err_msg=on)
 
 
 def test_a_negative_zero_is_kept_where_mxnet_keeps_it(mx):
@@ -158,9 +161,10 @@ def test_a_negative_zero_is_kept_where_mxnet_keeps_it(mx):
     outputs += [each(x, zero) for each in (mx.sym.maximum, mx.sym.minimum) for zero in (0.0, -0.0)]
     case = Case(mx.sym.Group(outputs), data=(2, 9))
     case.arrays["data"][:, :4] = -0.0, 0.0, -1, 1
-    for found, expected in zip(case.run(case.network()), case.expected()):
-        np.testing.assert_array_equal(found, expected)
-        np.testing.assert_array_equal(np.signbit(found), np.signbit(expected))
+    for on in ("gpu", "cpu"):
+        for found, expected in zip(case.run(case.network(on=on)), case.expected()):
+            np.testing.assert_array_equal(found, expected, err_msg=on)
+            np.testing.assert_array_equal(np.signbit(found), np.signbit(expected), err_msg=on)
 
 
 def test_why_an_operator_is_not_computed_is_said():

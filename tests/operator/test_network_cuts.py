@@ -22,11 +22,11 @@ def x(mx):
 
 
 @pytest.mark.parametrize("way", ["hybridize", "to_gpu", "symbol"])
-def test_an_unsupported_operator_in_the_middle(mx, x, way):
+def test_an_unsupported_operator_in_the_middle(mx, x, way, frozen):
     net = make_net(mx, middle=sort)
     expected = net(x)
     if way == "to_gpu":
-        network = ece408_op.to_gpu(net)
+        network = frozen(net)
         expect(network(x), expected)
         assert network.report.parts == [3, 4]
         assert [name.rstrip("0123456789")[-4:] for name in network.report.left] == ["sort"]
@@ -73,7 +73,7 @@ def test_the_report(mx):
     assert alone.parts == []
 
 
-def test_what_cannot_be_computed_on_its_arrays_is_left_with_the_reason(mx, x):
+def test_what_cannot_be_computed_on_its_arrays_is_left_with_the_reason(mx, x, frozen):
     sym = mx.sym
     first = sym.Flatten(
         sym.Convolution(sym.Variable("data"), kernel=(1, 1), num_filter=4, name="c")
@@ -85,7 +85,7 @@ def test_what_cannot_be_computed_on_its_arrays_is_left_with_the_reason(mx, x):
     )
     parameters = parameters_of(mx, random)
     expected = random.bind(mx.cpu(), {"data": x, **parameters}).forward()
-    network = ece408_op.to_gpu(random, parameters)
+    network = frozen(random, parameters)
     expect(network(x)[0], expected[0])
     left = network.report.left
     assert left["cast"] == "arrays of int32 are not computed"
@@ -94,14 +94,14 @@ def test_what_cannot_be_computed_on_its_arrays_is_left_with_the_reason(mx, x):
     assert (whole.parts, whole.left) == (network.report.parts, left)
 
 
-def test_integers_of_one_input_leave_the_rest_on_the_gpu(mx):
+def test_integers_of_one_input_leave_the_rest_on_the_gpu(mx, frozen):
     nn = mx.gluon.nn
     net = nn.HybridSequential()
     net.add(nn.Embedding(9, 4), nn.Dense(6, flatten=False), nn.Dense(2))
     net.initialize(mx.init.Xavier(magnitude=3))
     tokens = mx.nd.array([[1, 2, 8], [0, 5, 7]], dtype="int32")
     expected = net(tokens)
-    network = ece408_op.to_gpu(net)
+    network = frozen(net)
     expect(network(tokens), expected)
     assert network.report.parts == [2]
     net.hybridize(backend="ece408")
@@ -113,21 +113,21 @@ def test_nodes_of_one_name_are_all_reported(mx):
     assert list(ece408_op.gpu_report(x).left) == ["odd", "odd (2)"]
 
 
-def test_another_number_of_inputs_is_refused(mx, x):
+def test_another_number_of_inputs_is_refused(mx, x, frozen):
     net = make_net(mx)
-    network = ece408_op.to_gpu(net)
+    network = frozen(net)
     network(x)
     for each in (net, network):
         with pytest.raises(TypeError, match="positional arguments"):
             each(x, x)
     symbol = make_symbol(mx)
-    network = ece408_op.to_gpu(symbol, parameters_of(mx, symbol))
+    network = frozen(symbol, parameters_of(mx, symbol))
     network(x)
     with pytest.raises(InvalidProblem, match=r"takes 1 arrays \(data\), and is called with 2"):
         network(x, x)
 
 
-def test_parameters_that_the_cpu_reads_stay_there(mx):
+def test_parameters_that_the_cpu_reads_stay_there(mx, frozen):
     """An LSTM's parameters are concatenated on the CPU, which reads them."""
     gluon = mx.gluon
 
@@ -144,7 +144,7 @@ def test_parameters_that_the_cpu_reads_stay_there(mx):
     net.initialize()
     x = mx.nd.random.normal(shape=(2, 1, 3, 7))
     expected = net(x)
-    network = ece408_op.to_gpu(net)
+    network = frozen(net)
     expect(network(x), expected)
     data, read = 2 * 3 * 7 * 4, 2 * 4 * 3 * 7 * 4
     symbol = net(mx.sym.Variable("data"))
@@ -169,16 +169,16 @@ def test_a_graph_of_many_parts_is_cut_in_one_pass(mx, monkeypatch):
     assert len(calls) == len(set(calls)) == 20
 
 
-def test_a_layer_that_asks_for_the_cpu_stays_there(mx, x):
+def test_a_layer_that_asks_for_the_cpu_stays_there(mx, x, frozen):
     layer = ece408_op.Conv2D(3, 3, in_channels=2, backend="cpu")
     layer.initialize()
     expected = layer(x)
-    network = ece408_op.to_gpu(layer)
+    network = frozen(layer)
     expect(network(x), expected)
     assert list(network.report.left.values()) == ["backend=cpu is requested"]
 
 
-def test_without_a_gpu_mxnet_computes(mx, x, capsys, monkeypatch):
+def test_without_a_gpu_mxnet_computes(mx, x, capsys, monkeypatch, frozen):
     monkeypatch.setattr(partition, "_last_said", "")
     monkeypatch.setattr(
         partition.gpu, "require_our_kernels", raising(errors.NoUsableGpu("no NVIDIA driver"))
@@ -186,12 +186,12 @@ def test_without_a_gpu_mxnet_computes(mx, x, capsys, monkeypatch):
     net = make_net(mx)
     expected = net(x)
     with settings.override(backend=None):
-        expect(ece408_op.to_gpu(net)(x), expected)
+        expect(frozen(net)(x), expected)
         net.hybridize(backend="ece408")
         expect(net(x), expected)
         assert "ece408_network" not in operators(net._cached_graph[1])
         parameters = parameters_of(mx, make_symbol(mx))
-        ece408_op.to_gpu(make_symbol(mx), parameters)(x)
+        frozen(make_symbol(mx), parameters)(x)
     line = "ece408: the network runs on the CPU, by MXNet: no NVIDIA driver\n"
     assert capsys.readouterr() == ("", line)
 
@@ -203,12 +203,12 @@ def test_a_backend_that_is_asked_for(mx, x, capsys):
     assert "MXNet: backend cpu is requested (ECE408_BACKEND)\n" in capsys.readouterr().err
 
 
-def test_a_kernel_that_is_asked_for_is_told_about_once(mx, x, capsys, monkeypatch):
+def test_a_kernel_that_is_asked_for_is_told_about_once(mx, x, capsys, monkeypatch, frozen):
     monkeypatch.setattr(networks, "_said", set())
     net = make_net(mx)
     with settings.override(kernel="1_naive"):
         for _ in range(2):
-            expect(ece408_op.to_gpu(net)(x), net(x))
+            expect(frozen(net)(x), net(x))
     # Other lines may say that another process compiles the emulator.
     lines = capsys.readouterr().err.splitlines()
     assert [line for line in lines if "1_naive" in line] == [
@@ -292,7 +292,7 @@ def test_a_cached_op_of_a_graph_cut_without_shapes(mx):
 # --- inputs of which only the shape is read
 
 
-def test_operators_that_ask_for_shapes(mx, x):
+def test_operators_that_ask_for_shapes(mx, x, frozen):
     """They are computed without a transfer of their second inputs."""
     sym = mx.sym
     c = sym.Convolution(sym.Variable("data"), kernel=(3, 3), num_filter=6, name="c", pad=(1, 1))
@@ -309,20 +309,20 @@ def test_operators_that_ask_for_shapes(mx, x):
         sym.reshape_like(flat, c, lhs_begin=1, lhs_end=2, rhs_begin=-3, rhs_end=4),
     ):
         parameters = parameters_of(mx, symbol)
-        network = ece408_op.to_gpu(symbol, parameters)
+        network = frozen(symbol, parameters)
         expect(network(x), symbol.bind(mx.cpu(), {"data": x, **parameters}).forward()[0])
         assert network.report.left == {}
         assert network.report.bytes_in == 4 * x.size
 
 
-def test_an_array_of_which_the_cpu_needs_the_shape_stays_on_the_gpu(mx, x):
+def test_an_array_of_which_the_cpu_needs_the_shape_stays_on_the_gpu(mx, x, frozen):
     sym = mx.sym
     c = sym.Convolution(sym.Variable("data"), kernel=(3, 3), num_filter=4, name="c")
     mean = sym.Pooling(c, global_pool=True, kernel=(1, 1), pool_type="avg")
     boxes = sym.contrib.MultiBoxPrior(c, sizes=(0.5, 0.2), ratios=(1, 2))
     symbol = sym.Group([boxes, mean, sym.shape_array(c)])
     parameters = parameters_of(mx, symbol)
-    network = ece408_op.to_gpu(symbol, parameters)
+    network = frozen(symbol, parameters)
     found = network(x)
     expected = symbol.bind(mx.cpu(), {"data": x, **parameters}).forward()
     for each, its in zip(found, expected):
@@ -333,7 +333,7 @@ def test_an_array_of_which_the_cpu_needs_the_shape_stays_on_the_gpu(mx, x):
         report = ece408_op.gpu_report(more, data=SHAPE)
         assert (report.bytes_in, report.bytes_out) == (4 * x.size, read)
     alone = sym.Group([boxes, sym.shape_array(c)])
-    for each, its in zip(ece408_op.to_gpu(alone, parameters)(x), expected[::2]):
+    for each, its in zip(frozen(alone, parameters)(x), expected[::2]):
         expect(each, its)
 
 
@@ -347,7 +347,7 @@ def _as_halves(mx, net, x):
     return net(x.astype("float16").astype("float32"))
 
 
-def test_a_net_of_float16(mx, x):
+def test_a_net_of_float16(mx, x, frozen):
     """The CPU has no such layers; on the GPU all but the net's inputs and outputs is float32."""
     expected = _as_halves(mx, make_net(mx), x).asnumpy()
     net = make_net(mx)
@@ -355,7 +355,7 @@ def test_a_net_of_float16(mx, x):
     halves = x.astype("float16")
     with pytest.raises(mx.MXNetError, match="FP16"):
         net(halves).wait_to_read()
-    network = ece408_op.to_gpu(net)
+    network = frozen(net)
     found = [network(halves)]
     report = network.report
     assert (report.left, report.bytes_in, report.bytes_out) == ({}, 2 * x.size, 2 * 3 * SHAPE[0])
@@ -369,13 +369,13 @@ def test_a_net_of_float16(mx, x):
     np.testing.assert_allclose(network(other).asnumpy()[0], network(other).asnumpy()[2])
 
 
-def test_casts_round(mx, x):
+def test_casts_round(mx, x, frozen):
     sym = mx.sym
     c = sym.Convolution(sym.Variable("data"), kernel=(1, 1), num_filter=3, name="c")
     halves = sym.Cast(c, dtype="float16")
     symbol = sym.Group([sym.Cast(halves * 3, dtype="float32"), halves])
     parameters = parameters_of(mx, symbol)
-    network = ece408_op.to_gpu(symbol, parameters)
+    network = frozen(symbol, parameters)
     found = network(x)
     expected = symbol.bind(mx.cpu(), {"data": x, **parameters}).forward()
     assert network.report.left == {}

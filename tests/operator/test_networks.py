@@ -70,17 +70,17 @@ def test_optimized_for(mx, x):
 
 
 @pytest.mark.parametrize("middle", [None, sort])
-def test_to_gpu_leaves_the_net_as_it_is(mx, x, middle):
+def test_to_gpu_leaves_the_net_as_it_is(mx, x, middle, frozen):
     net = make_net(mx, middle=middle)
     expected = net(x)
-    network = ece408_op.to_gpu(net)
+    network = frozen(net)
     for _ in range(2):
         expect(network(x), expected)
     expect(net(x), expected)
     assert not net._active
 
 
-def test_a_block_that_rearranges_its_arguments(mx, x):
+def test_a_block_that_rearranges_its_arguments(mx, x, frozen):
     class Scaled(mx.gluon.HybridBlock):
         """A block that omits an argument between two others, as models of BERT do."""
 
@@ -99,7 +99,7 @@ def test_a_block_that_rearranges_its_arguments(mx, x):
 
     scale = mx.nd.array([[1], [5]])
     net = Scaled()
-    network = ece408_op.to_gpu(net)
+    network = frozen(net)
     for given in ([x, scale], [x], [x], [x, scale]):
         expect(network(*given), net(*given))
         assert network.report.parts
@@ -108,21 +108,21 @@ def test_a_block_that_rearranges_its_arguments(mx, x):
 
 
 @pytest.mark.parametrize("has_states", [False, True])
-def test_an_rnn_layer_begins_with_states_of_its_own(mx, has_states):
+def test_an_rnn_layer_begins_with_states_of_its_own(mx, has_states, frozen):
     layer = mx.gluon.rnn.LSTM(5, bidirectional=True)
     layer.initialize()
     x = mx.nd.array(np.random.default_rng(2).standard_normal((4, 2, 3)))
     given = (x, layer.begin_state(2)) if has_states else (x,)
-    found, expected = ece408_op.to_gpu(layer)(*given), layer(*given)
+    found, expected = frozen(layer)(*given), layer(*given)
     if has_states:
         expect(found[1][1], expected[1][1])
         found, expected = found[0], expected[0]
     expect(found, expected)
 
 
-def test_hooks_are_called(mx, x):
+def test_hooks_are_called(mx, x, frozen):
     net, seen = make_net(mx), []
-    network = ece408_op.to_gpu(net)
+    network = frozen(net)
     net.register_forward_pre_hook(lambda block, given: seen.append(given[0]))
     net.register_forward_hook(lambda block, given, outputs: seen.append(outputs))
     found = network(x)
@@ -130,7 +130,7 @@ def test_hooks_are_called(mx, x):
     assert seen[1] is found
 
 
-def test_symbols_and_modules(mx, x):
+def test_symbols_and_modules(mx, x, frozen):
     symbol = make_symbol(mx)
     parameters = parameters_of(mx, symbol)
     expected = answers(mx, module_of(mx, symbol, parameters), x)
@@ -139,18 +139,18 @@ def test_symbols_and_modules(mx, x):
     assert optimized.list_outputs() == symbol.list_outputs()
     assert optimized.list_arguments() == symbol.list_arguments()
     expect(answers(mx, module_of(mx, optimized, parameters), x), expected)
-    expect(ece408_op.to_gpu(symbol, parameters)(x), expected)
-    expect(ece408_op.to_gpu(ece408_op.swap(symbol), parameters, {})(x), expected)
+    expect(frozen(symbol, parameters)(x), expected)
+    expect(frozen(ece408_op.swap(symbol), parameters, {})(x), expected)
 
 
-def test_a_symbol_block(mx, x, tmp_path):
+def test_a_symbol_block(mx, x, tmp_path, frozen):
     net = make_net(mx)
     net.hybridize()
     expected = net(x)
     net.export(str(tmp_path / "net"))
     files = [str(tmp_path / "net-symbol.json"), str(tmp_path / "net-0000.params")]
     block = mx.gluon.SymbolBlock.imports(files[0], ["data"], files[1])
-    expect(ece408_op.to_gpu(block)(x), expected)
+    expect(frozen(block)(x), expected)
     block.hybridize(backend="ece408")
     expect(block(x), expected)
 
@@ -176,20 +176,20 @@ def test_summaries_show_the_layers(mx, capsys):
     assert printed[0] == printed[1]
 
 
-def test_pixels(mx):
+def test_pixels(mx, frozen):
     net = make_net(mx)
     pixels = np.random.default_rng(0).integers(0, 255, SHAPE, dtype=np.uint8)
-    network = ece408_op.to_gpu(net)
+    network = frozen(net)
     found = network(mx.nd.array(pixels, dtype=np.uint8))
     expect(found, net(mx.nd.array(pixels.astype(np.float32))))
     assert network.report.bytes_in == pixels.nbytes
 
 
-def test_other_models_are_refused(mx):
-    with pytest.raises(InvalidSetting, match="a str cannot be taken to the GPU; give a Gluon"):
-        ece408_op.to_gpu("model")
+def test_other_models_are_refused(mx, frozen):
+    with pytest.raises(InvalidSetting, match="a str cannot be taken to the CPU or the GPU; give"):
+        frozen("model")
     with pytest.raises(CheckpointMismatch, match=r"with 1 arrays, and these .*: data, c1_weight"):
-        ece408_op.to_gpu(make_symbol(mx))(mx.nd.zeros(SHAPE))
+        frozen(make_symbol(mx))(mx.nd.zeros(SHAPE))
 
 
 # --- parameters that change
@@ -236,12 +236,12 @@ def _changes(mx, net, tmp_path):
 
 
 @pytest.mark.parametrize("way", ["hybridize", "to_gpu"])
-def test_changed_parameters_are_noticed(mx, x, tmp_path, way):
+def test_changed_parameters_are_noticed(mx, x, tmp_path, way, frozen):
     net = make_net(mx)
     net(x)
     network = net
     if way == "to_gpu":
-        network = ece408_op.to_gpu(net)
+        network = frozen(net)
     else:
         net.hybridize(backend="ece408")
     network(x).wait_to_read()
@@ -257,10 +257,10 @@ def test_changed_parameters_are_noticed(mx, x, tmp_path, way):
         expect(found, plain(x))
 
 
-def test_arrays_put_in_place_of_others_are_noticed(mx, x):
+def test_arrays_put_in_place_of_others_are_noticed(mx, x, frozen):
     symbol = make_symbol(mx)
     parameters = parameters_of(mx, symbol)
-    network = ece408_op.to_gpu(symbol, parameters)
+    network = frozen(symbol, parameters)
     network(x)
     for seed in range(4):
         parameters.update(parameters_of(mx, symbol, seed=seed))
@@ -321,10 +321,10 @@ def test_weights_are_read_where_they_are(mx, monkeypatch):
 
 
 @pytest.mark.parametrize("way", ["hybridize", "to_gpu"])
-def test_weights_are_read_when_they_are_written(mx, x, way, monkeypatch):
+def test_weights_are_read_when_they_are_written(mx, x, way, monkeypatch, frozen):
     net = make_net(mx)
     weight = net[0].weight
-    network = _hybridized(net) if way == "hybridize" else ece408_op.to_gpu(net)
+    network = _hybridized(net) if way == "hybridize" else frozen(net)
     is_written, too_early = threading.Event(), []
     look = array_memory.pointer
 
@@ -369,14 +369,14 @@ def test_what_fails_while_weights_are_copied(mx, x, monkeypatch):
     expect(network(x), make_net(mx)(x))
 
 
-def test_shared_parameters(mx, x):
+def test_shared_parameters(mx, x, frozen):
     nn = mx.gluon.nn
     net = nn.HybridSequential()
     layer = nn.Conv2D(2, 3, padding=1, in_channels=2)
     net.add(layer, nn.Activation("relu"), layer, nn.Conv2D(2, 3, params=layer.params))
     net.initialize(mx.init.Xavier(magnitude=3))
     expected = net(x)
-    expect(ece408_op.to_gpu(net)(x), expected)
+    expect(frozen(net)(x), expected)
     net.hybridize(backend="ece408")
     expect(net(x), expected)
 
@@ -384,9 +384,9 @@ def test_shared_parameters(mx, x):
 # --- calls
 
 
-def test_other_batches(mx):
+def test_other_batches(mx, frozen):
     net = make_net(mx)
-    network = ece408_op.to_gpu(net)
+    network = frozen(net)
     hybridized = make_net(mx)
     hybridized.hybridize(backend="ece408")
     for batch in (2, 5, 1, 2):
@@ -396,7 +396,7 @@ def test_other_batches(mx):
         expect(hybridized(x), expected)
 
 
-def test_several_outputs(mx, x):
+def test_several_outputs(mx, x, frozen):
     sym = mx.sym
     first = sym.Convolution(sym.Variable("data"), kernel=(3, 3), num_filter=4, name="c1")
     second = sym.Activation(first, act_type="relu", name="r1")
@@ -409,18 +409,18 @@ def test_several_outputs(mx, x):
     last = [parameters["fc_weight"], parameters["fc_bias"]]
     expected = [y.relu(), y, mx.nd.FullyConnected(y.relu(), *last, num_hidden=3), y]
     optimized = symbol.optimize_for("ece408").bind(mx.cpu(), {"data": x, **parameters})
-    for found in (optimized.forward(), ece408_op.to_gpu(symbol, parameters)(x)):
+    for found in (optimized.forward(), frozen(symbol, parameters)(x)):
         assert len(found) == 4
         for each, its in zip(found, expected):
             expect(each, its)
 
 
 @pytest.mark.parametrize("way", ["hybridize", "to_gpu"])
-def test_threads(mx, way):
+def test_threads(mx, way, frozen):
     net = make_net(mx)
     inputs = [mx.nd.random.normal(shape=SHAPE) for _ in range(6)]
     expected = [net(x).asnumpy() for x in inputs]
-    network = _hybridized(net) if way == "hybridize" else ece408_op.to_gpu(net)
+    network = _hybridized(net) if way == "hybridize" else frozen(net)
     network(inputs[0])
     with ThreadPoolExecutor(3) as pool:
         found = list(pool.map(lambda x: network(x).asnumpy(), inputs * 5))
@@ -428,9 +428,9 @@ def test_threads(mx, way):
         np.testing.assert_allclose(each, its, rtol=2e-5, atol=2e-6)
 
 
-def test_hundreds_of_calls_leave_nothing_behind(mx, x, monkeypatch):
+def test_hundreds_of_calls_leave_nothing_behind(mx, x, monkeypatch, frozen):
     net = _hybridized(make_net(mx))
-    network = ece408_op.to_gpu(make_net(mx))
+    network = frozen(make_net(mx))
     net(x).wait_to_read()
     network(x)
     # The results do not matter here.
@@ -470,24 +470,24 @@ def test_networks_end_with_what_they_were_made_for(mx, x):
 
 
 @pytest.mark.gpu
-def test_on_the_gpu(mx, x):
+def test_on_the_gpu(mx, x, frozen):
     with settings.override(backend=None):
         for middle in (None, sort):
             net = make_net(mx, middle=middle)
             expected = net(x)
-            expect(ece408_op.to_gpu(net)(x), expected)
+            expect(frozen(net)(x), expected)
             expect(_hybridized(net)(x), expected)
         net = mx.gluon.model_zoo.vision.resnet18_v1()
         net.initialize(mx.init.Xavier(magnitude=2.3))
         images = mx.nd.random.uniform(shape=(5, 3, 224, 224))
         expected = net(images).asnumpy()
-        found = ece408_op.to_gpu(net)(images).asnumpy()
+        found = frozen(net)(images).asnumpy()
         assert np.abs(found - expected).max() <= 1e-5 * np.abs(expected).max()
 
 
 @pytest.mark.gpu
 @pytest.mark.alone
-def test_a_thousand_calls_on_the_gpu_leave_nothing_behind(mx, x):
+def test_a_thousand_calls_on_the_gpu_leave_nothing_behind(mx, x, frozen):
     """In one chunk, and in several whose first steps run while images arrive."""
     from ece408_op.backends.cuda.runtime import device
 
@@ -497,7 +497,7 @@ def test_a_thousand_calls_on_the_gpu_leave_nothing_behind(mx, x):
             return _resident_bytes(), device.get(0).free_bytes(), threading.active_count()
 
     with settings.override(backend=None):
-        network = ece408_op.to_gpu(make_net(mx))
+        network = frozen(make_net(mx))
         images = mx.nd.random.uniform(shape=(100000, *SHAPE[1:]))
         first, of_many = network(x).asnumpy(), network(images).asnumpy()
 
@@ -517,9 +517,9 @@ def test_a_thousand_calls_on_the_gpu_leave_nothing_behind(mx, x):
 
 
 @pytest.mark.parametrize("way", ["hybridize", "to_gpu"])
-def test_gradients_are_mxnets(mx, x, way):
+def test_gradients_are_mxnets(mx, x, way, frozen):
     plain, net = make_net(mx), make_net(mx)
-    network = _hybridized(net) if way == "hybridize" else ece408_op.to_gpu(net)
+    network = _hybridized(net) if way == "hybridize" else frozen(net)
     network(x)
     for each in (plain, network):
         with mx.autograd.record():
@@ -591,8 +591,8 @@ def test_what_fails_inside_is_told_in_one_line(mx, x, monkeypatch, capsys):
         expect(net(x), network(x))
 
 
-def test_forks(run_python, kept):
-    code = """
+def test_forks(run_python, kept, frozen):
+    code = f"""
 import os, ece408_op, mxnet as mx
 from mxnet.gluon import nn
 ece408_op.settings.configure(backend="emulator")
@@ -601,7 +601,7 @@ net.add(nn.Conv2D(4, 3, padding=1), nn.Flatten(), nn.Dense(3))
 net.initialize()
 x = mx.nd.ones((2, 2, 8, 8))
 net.hybridize(backend="ece408")
-network = ece408_op.to_gpu(net)
+network = ece408_op.{frozen.__name__}(net)
 for _ in range(20):
     y, z = net(x), network(x)
     child = os.fork()

@@ -11,14 +11,14 @@ if TYPE_CHECKING:
 
 
 def chosen(on: str) -> list[Machine]:
-    """Return the CPU for "cpu"; for "gpu" the GPUs that the settings name, or the emulator. Raises
-    `NoUsableGpu` and `InvalidSetting`."""
+    """Return the CPU for "cpu", the emulator for "emulator"; for "gpu" the GPUs that the settings
+    name, or the emulator. Raises `NoUsableGpu` and `InvalidSetting`."""
     # Imported only if used.
     if on == "cpu":
         from .cpu import Cpu
 
         return [Cpu()]
-    if settings.backend() == "emulator":
+    if "emulator" in (on, settings.backend()):
         from .emulated import emulated
 
         return [emulated()]
