@@ -38,7 +38,7 @@ LINK = ("-shared", "-pthread", "-ldl", "-Wl,--as-needed", "-Wl,-z,nodelete")
 FIXED: dict[str, tuple[str, ...]] = {
     **{"conv/reference": ("-ffp-contract=off",), "api/choice": ("-ffp-contract=off",)},
     **{"api/dispatch": (), "host/copies": (), "host/halves": (), "host/thread_pool": ()},
-    **{"network/program": (), "network/rows": (), "network/planes": ()},
+    **{"network/program": (), "network/strided": (), "network/planes": ()},
 }
 # Processors with AVX2 have prefetchw, or do nothing for it.
 AVX2 = ("-mavx2", "-mfma", "-mf16c", "-mprfchw")
@@ -51,7 +51,9 @@ AVX512 = (
 PER_ISA: dict[str, tuple[str, ...]] = {
     **{"conv/direct": ("-falign-loops=32",), "conv/winograd": (), "conv/depthwise": ()},
     **{"conv/conv_bwd_w_dot": (), "conv/general": ()},
-    **{"layers/batch_norm": (), "layers/pool": (), "host/ceilings": (), "network/pointwise": ()},
+    **{"layers/batch_norm": (), "layers/pool": (), "host/ceilings": ()},
+    # Comparisons are vectorised if they need not set flags.
+    **dict.fromkeys(("network/pointwise", "network/rows"), ("-fno-trapping-math",)),
 }
 # Instruction set: floats in a vector, and the compiler's options.
 ISAS = {"baseline": (4, ()), "avx2": (8, AVX2), "avx512": (16, AVX512)}

@@ -1,4 +1,4 @@
-// exp in float, in operations that compilers vectorise.
+// exp, and functions of it, in float and in operations that compilers vectorise.
 #pragma once
 
 #include "micro/half.h"
@@ -28,6 +28,26 @@ inline float exponential(float x) {
         return float_of_bits(static_cast<uint32_t>(k + 127) << 23);
     };
     return p * power_of_two(half) * power_of_two(power - half);
+}
+
+// exp(x) - 1, also where that is close to 0.
+inline float exponential_minus_one(float x) {
+    float p = 1.f / 40320;
+    p = p * x + 1.f / 5040;
+    p = p * x + 1.f / 720;
+    p = p * x + 1.f / 120;
+    p = p * x + 1.f / 24;
+    p = p * x + 1.f / 6;
+    p = p * x + .5f;
+    const float far = exponential(x) - 1;
+    return __builtin_fabsf(x) < .5f ? (p * x + 1) * x : far;
+}
+
+inline float hyperbolic_tangent(float x) {
+    const float size = __builtin_fabsf(x);
+    // From here on it is 1 in float.
+    const float power = exponential_minus_one(2 * (size > 10.f ? 10.f : size));
+    return __builtin_copysignf(power / (power + 2), x);
 }
 
 }  // namespace

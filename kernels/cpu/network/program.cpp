@@ -12,8 +12,11 @@ namespace {
 
 constexpr float kInfinity = __builtin_inff();
 constexpr const Pointwise* kPointwise[3] = ECE408_BUILDS(pointwise);
+constexpr const Rows* kRows[3] = ECE408_BUILDS(rows);
 
 int pointwise(const Step& step) { return kPointwise[step.isa]->compute(step); }
+int reduce(const Step& step) { return kRows[step.isa]->reduce(step); }
+int softmax(const Step& step) { return kRows[step.isa]->softmax(step); }
 
 // y = clamp(y [+ added]), after a kernel that has no epilogue.
 int finish(const Step& step) {

@@ -16,16 +16,19 @@ struct Step {
 // All return an ece408_status.
 int copy_strided(const Step& step);
 int pool_planes(const Step& step);
-int reduce(const Step& step);
-int softmax(const Step& step);
 int normalise_channels(const Step& step);
 int resize_planes(const Step& step);
 
 struct Pointwise {
     int (*compute)(const Step& step);
 };
+struct Rows {
+    int (*reduce)(const Step& step);
+    int (*softmax)(const Step& step);
+};
 
 ECE408_DECLARE_BUILDS(Pointwise, pointwise)
+ECE408_DECLARE_BUILDS(Rows, rows)
 
 namespace {
 
