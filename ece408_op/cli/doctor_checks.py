@@ -102,7 +102,9 @@ def _package(name: str, module: str, oldest: str, too_new: str) -> Finding:
 
 def _numpy() -> Finding:
     # MXNet needs NumPy 1, and does not run on Python 3.13.
-    limits = ("1.21", "1.27") if sys.version_info < (3, 13) else ("2.1", "3.0")
+    limits = ("1.21", "1.27")
+    if _number(platform.python_version()) >= (3, 13):
+        limits = ("2.1", "3.0")
     return _package("NumPy", "numpy", *limits)
 
 

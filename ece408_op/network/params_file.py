@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from ..errors import CheckpointMismatch
+from ..errors import CheckpointMismatch, NotEnoughMemory
 
 _LIST = 0x112
 # First number of an array, by version; before these came the number of its dimensions.
@@ -30,14 +30,16 @@ def read(path: Path) -> dict[str, np.ndarray]:
     They share the memory of the file's bytes and are read-only, except those that NumPy cannot use
     where they are. bfloat16 becomes float32. An array that MXNet had not allocated has no elements.
 
-    Raises `CheckpointMismatch` for a damaged file, for sparse arrays, and for a list without names.
+    Raises `CheckpointMismatch` for a damaged file, for sparse arrays, and for a list without names,
+    and `NotEnoughMemory`.
     """
     try:
         content = path.read_bytes()
     except OSError as error:
         raise CheckpointMismatch(f"{path} cannot be read: {error.strerror}") from error
     except MemoryError:
-        raise CheckpointMismatch(f"{path} is larger than the free memory") from None
+        reason = "is larger than the free memory; end other programs, or take another machine"
+        raise NotEnoughMemory(f"{path} {reason}") from None
     return parse(content, path)
 
 

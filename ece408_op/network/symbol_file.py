@@ -41,8 +41,8 @@ _RENAMED = {
 }
 # Attributes for training, which MXNet writes as __KEY__ since 0.9.2.
 _HIDDEN = ("ctx_group", "lr_mult", "wd_mult", "force_mirroring", "mirror_stage")
-# Python 2 wrote integers as 3L.
-_LONG_INTEGERS = re.compile(r"[(\[][\dL,\s-]*L[\dL,\s-]*[)\]]")
+# Of Python 2, which may write integers as 3L.
+_TUPLE = re.compile(r"[(\[][\dL,\s-]*[)\]]")
 # The course's operator, which has no bias.
 _COURSE_OPERATOR = "New"
 _OURS = "ece408_conv"
@@ -145,7 +145,7 @@ def _node(each: dict[str, Any], number: int) -> _Node:
     op = _as(str, each.get("op"), f"{what}'s op")
     name = _as(str, each.get("name"), f"{what}'s name")
     attributes: dict[str, str] = {}
-    # MXNet's versions use three keys. Those before 0.9 wrote `attr` beside `param`.
+    # MXNet's versions use three keys; those before 0.9 wrote `param` and `attr`.
     for key in ("param", "attr", "attrs"):
         given = _as(dict, each.get(key, {}), f"{what}'s {key}")
         attributes.update((n, _as(str, text, f"{what}'s {n}")) for n, text in given.items())
@@ -198,7 +198,7 @@ def _upgrade(nodes: list[_Node], version: int) -> None:
 
 
 def _without_longs(text: str) -> str:
-    return text.replace("L", "") if _LONG_INTEGERS.fullmatch(text) else text
+    return text.replace("L", "") if _TUPLE.fullmatch(text) else text
 
 
 def _visited(nodes: list[_Node], heads: list[tuple[int, int]]) -> Iterator[int]:

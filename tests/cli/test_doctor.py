@@ -201,7 +201,8 @@ def test_without_mxnet(run_python, kept):
     lines = result.stdout.splitlines()
     (at,) = (i for i, line in enumerate(lines) if line.startswith("--  MXNet "))
     assert "MXNet is not installed for " in lines[at]
-    assert "pip install 'ece408_op[cpu]'" in lines[at + 1]
+    remedy = "needs Python 3.9" if sys.version_info >= (3, 13) else "pip install 'ece408_op[cpu]'"
+    assert remedy in lines[at + 1]
     assert re.search(r"CPU milestones .* cannot run: needs .*MXNet", lines[-3])
     assert "take 4.1 GiB" in result.stdout
     assert result.stderr == ""
@@ -375,15 +376,21 @@ def test_models_that_are_not_there(machine, tmp_path, monkeypatch, lacking, stat
 
 
 @pytest.mark.parametrize(
-    ("version", "status"), [("1.20.3", MISSING), ("1.26.4", OK), ("2.0.1", MISSING)]
+    ("version", "python", "status"),
+    [
+        *(("1.20.3", "3.12.1", MISSING), ("1.26.4", "3.12.1", OK), ("2.0.1", "3.12.1", MISSING)),
+        *(("1.26.4", "3.13.0", MISSING), ("2.5.5", "3.14.0", OK)),
+    ],
 )
-def test_numpys_version(machine, monkeypatch, version, status):
+def test_numpys_version(machine, monkeypatch, version, python, status):
     monkeypatch.setattr(sys.modules["numpy"], "__version__", version)
+    monkeypatch.setattr(checks.platform, "python_version", lambda: python)
     found = _finding("NumPy")
     assert found.status == status
     if status == MISSING:
-        assert found.detail == f"{version}; from 1.21 to below 1.27 is needed"
-        assert found.hint == "pip install 'numpy>=1.21,<1.27'"
+        oldest, too_new = ("2.1", "3.0") if python == "3.13.0" else ("1.21", "1.27")
+        assert found.detail == f"{version}; from {oldest} to below {too_new} is needed"
+        assert found.hint == f"pip install 'numpy>={oldest},<{too_new}'"
 
 
 @pytest.mark.parametrize(

@@ -6,8 +6,11 @@ import sys
 
 import pytest
 
+from ece408_op.errors import MXNetMissing
+from ece408_op.operator.loading import load_mxnet
 
-def test_statistics_are_imported_when_mxnet_uses_them(run_python):
+
+def test_statistics_are_imported_when_mxnet_uses_them(mx, run_python):
     result = run_python(
         "import sys\n"
         "import ece408_op, mxnet as mx\n"
@@ -59,3 +62,12 @@ def test_a_program_that_has_them_keeps_them(run_python):
         "import scipy.stats\nimport ece408_op, mxnet\nprint(mxnet.test_utils.ss is scipy.stats)\n"
     )
     assert result.stdout == "True\n", result.stderr
+
+
+def test_a_python_without_mxnet_is_told_which_have_it(monkeypatch):
+    monkeypatch.setitem(sys.modules, "mxnet", None)
+    monkeypatch.setattr(sys, "version_info", (3, 13, 0))
+    with pytest.raises(
+        MXNetMissing, match=r"^MXNet is not installed .* needs Python 3\.9 to 3\.12"
+    ):
+        load_mxnet()
