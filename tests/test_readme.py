@@ -6,6 +6,7 @@ import json
 import re
 import statistics
 
+import numpy as np
 import pytest
 from places import ROOT
 from studies import documents
@@ -21,11 +22,20 @@ MANUAL = (ROOT / "docs" / "manual.md").read_text()
 EXAMPLES = re.findall(r"```python\n(.*?)```", README + MANUAL, re.S)
 
 
-def test_the_python_examples_run(mx, capsys):
-    assert len(EXAMPLES) == 5
-    names: dict = {}
+def test_the_python_examples_run(mx, capsys, tmp_path, monkeypatch):
+    assert len(EXAMPLES) == 6
+    monkeypatch.chdir(tmp_path)
+    net = mx.gluon.model_zoo.vision.get_model("resnet18_v1")
+    net.initialize()
+    net.hybridize()
+    images = mx.nd.ones((1, 3, 224, 224))
+    expected = net(images).asnumpy()
+    net.export("resnet18", 7)
+    names: dict = {"images": images.asnumpy()}
     for block in EXAMPLES:
         exec(block, names)
+        if "load_network" in block:
+            np.testing.assert_allclose(names["y"], expected, atol=1e-5 * np.abs(expected).max())
     printed = capsys.readouterr().out
     assert "swapped 26: squeezenet" in printed
     assert "on the GPU: 66 of 66 nodes, in parts of: 66" in printed

@@ -1,4 +1,4 @@
-"""Random chains of operators by `to_gpu` in the emulator, compared with MXNet on the CPU.
+"""Random chains of operators by `to_gpu` in the emulator, and by `to_cpu`, compared with MXNet.
 
 python tests/helpers/operator_fuzz.py --cases 500 --seed 1 --jobs 2
 python tests/helpers/operator_fuzz.py --seed 1 --case 17
@@ -236,16 +236,17 @@ class Case:
             for names, each in ((self.parameters, self.found), (self.aux, self.aux))
         )
         self.network = ece408_op.to_gpu(symbol, self.held, self.states)
+        self.on_cpu = ece408_op.to_cpu(symbol, self.held, self.states)
         for call in self.calls:
-            self._run(call, np.zeros_like)
+            self._run(self.network, call, np.zeros_like)
         return True
 
-    def _run(self, call, of=np.copy):
+    def _run(self, network, call, of=np.copy):
         data = [of(call.found[name]) for name in self.found if name in self.chain.shapes]
         nbytes = self.chunk and self.chunk * sum(each.nbytes // len(each) for each in data)
         data = [self.mx.nd.array(each, dtype=each.dtype) for each in data]
         with mock.patch.object(resident, "_CHUNK_BYTES", nbytes or resident._CHUNK_BYTES):
-            found = self.network(*data)
+            found = network(*data)
             found = found if isinstance(found, list) else [found]
             return [each.asnumpy() for each in found]
 
@@ -257,12 +258,14 @@ class Case:
             for name, array in arrays.items():
                 array[:] = self.mx.nd.array(values[name])
         for call in self.calls:
-            for number, each in enumerate(zip(self._run(call), call.reference, call.exact)):
-                moved = functools.partial(self._moved, call, number)
-                reason = difference(*each, self.whole and self.chain.exact, moved)
-                if reason is not None and not self._is_odd(call):
-                    images = len(call.found["data"])
-                    return f"output {number} for {images} images: {reason}"
+            for network in (self.network, self.on_cpu):
+                found = self._run(network, call)
+                for number, each in enumerate(zip(found, call.reference, call.exact)):
+                    moved = functools.partial(self._moved, call, number)
+                    reason = difference(*each, self.whole and self.chain.exact, moved)
+                    if reason is not None and not self._is_odd(call):
+                        where = f"{len(call.found['data'])} images, on the {network._on}"
+                        return f"output {number} for {where}: {reason}"
         return None
 
     def _is_odd(self, call):
