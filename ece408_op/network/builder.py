@@ -141,9 +141,9 @@ class Lowering(ABC):
         """Return the pooling of an array with two axes of pixels."""
 
     @abstractmethod
-    def reduce(self, kind: str, outputs: int, length: int, inner: int) -> Plan:
-        """Return the reduction of `length` elements, `inner` apart, to each output: "mean", "sum",
-        "max", or "largest number", which ignores NaN."""
+    def reduce(self, kind: str, outputs: int, length: int, inner: int, factor: float) -> Plan:
+        """Return the reduction of `length` elements, `inner` apart, to each output: "mean" and
+        "sum" are sums times `factor`, "max" the largest, "largest number" ignores NaN."""
 
     @abstractmethod
     def softmax(self, rows: int, length: int, inner: int, logarithm: bool, scale: float) -> Plan:

@@ -94,8 +94,7 @@ class CpuSteps(Lowering):
         made = program.Pooled(*sizes, rows, columns)
         return CpuPlan("pool", Kind.POOL, ("x",), made)
 
-    def reduce(self, kind: str, outputs: int, length: int, inner: int) -> CpuPlan:
-        factor = 1 / length if kind == "mean" else 1.0
+    def reduce(self, kind: str, outputs: int, length: int, inner: int, factor: float) -> CpuPlan:
         how = _REDUCED.get(kind, program.Reduce.SUM)
         made = program.Reduced(how, outputs, length, inner, factor)
         return CpuPlan("reduce_rows", Kind.REDUCE, ("x",), made)

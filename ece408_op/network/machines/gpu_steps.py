@@ -91,9 +91,8 @@ class GpuSteps(Lowering):
         arguments = ("y", "x", y.elements, x.shape[1], *images)
         return _launched(_POOL, defines, "pool", y.elements, arguments)
 
-    def reduce(self, kind: str, outputs: int, length: int, inner: int) -> Plan:
-        factor = literal(1 / length) if kind == "mean" else "1.f"
-        defines = (("LARGEST", _LARGEST.get(kind, "NONE")), ("FACTOR", factor))
+    def reduce(self, kind: str, outputs: int, length: int, inner: int, factor: float) -> Plan:
+        defines = (("LARGEST", _LARGEST.get(kind, "NONE")), ("FACTOR", literal(factor)))
         return _of_warps(_REDUCE, defines, "reduce_rows", outputs, length, inner)
 
     def softmax(self, rows: int, length: int, inner: int, logarithm: bool, scale: float) -> Plan:

@@ -32,6 +32,13 @@ def axis_of(number: int, axes: int) -> int:
     return number % axes
 
 
+def check_planes(node: str, operand: Operand) -> None:
+    """Raise `UnsupportedProblem` unless the array has two axes of pixels: images of a chunk may
+    have lost some."""
+    if len(operand.shape) != 4:
+        raise UnsupportedProblem(f"{node}: an array of shape {operand.shape} is not one of planes")
+
+
 def channels_of(parameter: Operand, axes: int, axis: int = 1) -> tuple[int, ...]:
     """Return the shape that broadcasts a vector along one of `axes` axes."""
     shape = [1] * axes

@@ -77,23 +77,36 @@ def reduced(
     builder: Builder, operand: Operand, axes: tuple[int, ...], kind: str, keepdims: bool
 ) -> Operand:
     """Reduce the axes, in ascending order, by "mean", "sum", "max" or "largest number" (ignores
-    NaN), with one launch per run of adjacent axes."""
+    NaN), with one step per run of adjacent axes."""
+    factor = 1 / math.prod(operand.shape[axis] for axis in axes) if kind == "mean" else 1.0
+    return _reduced(builder, operand, axes, kind, keepdims, factor)
+
+
+def _reduced(
+    builder: Builder,
+    operand: Operand,
+    axes: tuple[int, ...],
+    kind: str,
+    keepdims: bool,
+    factor: float,
+) -> Operand:
     x = builder.dense(operand)
     first, last = axes[-1], axes[-1]
     while first - 1 in axes:
         first -= 1
     others, axes = axes[: axes.index(first)], tuple(range(first, last + 1))
     if others:
-        x = builder.dense(reduced(builder, x, axes, kind, keepdims))
-        return reduced(builder, x, others, kind, keepdims)
+        # Multiplied once: a sum of whole numbers stays exact until then.
+        x = builder.dense(_reduced(builder, x, axes, kind, keepdims, 1.0))
+        return _reduced(builder, x, others, kind, keepdims, factor)
     if first == 0:
         builder.mixes_images()
     kept = [1] * len(axes) if keepdims else []
     shape = [*x.shape[:first], *kept, *x.shape[last + 1 :]] or [1]
     length = math.prod(x.shape[first : last + 1])
     y = builder.empty(shape, x.constant)
-    inner = math.prod(x.shape[last + 1 :])
-    return builder.emit(builder.lowering.reduce(kind, y.elements, length, inner), y, {"x": x})
+    sizes = (y.elements, length, math.prod(x.shape[last + 1 :]))
+    return builder.emit(builder.lowering.reduce(kind, *sizes, factor), y, {"x": x})
 
 
 def _reduce_why_not(attributes: Attributes) -> str | None:

@@ -11,7 +11,7 @@ from ..builder import Builder, Operand, Room
 from ..graph import Node
 from ..node_attributes import Attributes
 from ..values import Value
-from .operator import Operator, axis_of
+from .operator import Operator, axis_of, check_planes
 
 
 def _flatten(builder: Builder, attributes: Attributes, operands: list[Operand]) -> Operand:
@@ -213,6 +213,7 @@ def _upsampling_why_not(attributes: Attributes) -> str | None:
 
 def _upsampling(builder: Builder, attributes: Attributes, operands: list[Operand]) -> Operand:
     """Repeat each pixel vertically and horizontally."""
+    check_planes(builder.node, operands[0])
     x = builder.dense(operands[0])
     images, channels, height, width = x.shape
     scale = attributes.integer("scale")
@@ -231,6 +232,7 @@ def _resize_why_not(attributes: Attributes) -> str | None:
 
 
 def _resize(builder: Builder, attributes: Attributes, operands: list[Operand]) -> Operand:
+    check_planes(builder.node, operands[0])
     x = builder.dense(operands[0])
     height, width = (attributes.integer(name, 1) for name in ("height", "width"))
     y = builder.empty((*x.shape[:2], height, width), x.constant)
