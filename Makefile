@@ -111,7 +111,8 @@ $(VENV)/.installed-test: $(VENV)/.made $(SOURCES)
 
 # What setup.py needs, here in the environment itself: pip would install MXNet a second time, in one
 # for the build. Modules are compiled when they are imported, which most never are; MXNet's are at once,
-# and not by several processes of the tests, each for itself.
+# and not by several processes of the tests, each for itself. Kernels are compiled while pip loads what
+# is missing.
 BUILD := 'setuptools>=77.0.3,<85' 'mxnet>=1.9.1,<2'
 INSTALL = $(PY) -m pip install --quiet --quiet --no-compile
 comma := ,
@@ -119,6 +120,8 @@ define install
 command -v $${CXX:-g++} >/dev/null 2>&1 || command -v clang++ >/dev/null 2>&1 || command -v c++ >/dev/null 2>&1 || \
     { echo "make: no C++ compiler found; install g++ (Debian, Ubuntu: apt install g++) or set CXX" >&2; exit 1; }; \
 echo "make: installing this package with what $(1) needs into $(VENV), and compiling its kernels (minutes)"; \
-$(INSTALL) $(BUILD) && $(INSTALL) --no-build-isolation --editable '.[$(1)]' && \
+$(INSTALL) $(BUILD) && { $(PY) setup.py --quiet build_ext --inplace & kernels=$$!; \
+    ECE408_KERNELS=made $(INSTALL) --no-build-isolation --editable '.[$(1)]'; packages=$$?; \
+    wait $$kernels && [ $$packages = 0 ]; } && \
 $(PY) -c 'import ece408_op, mxnet'
 endef
