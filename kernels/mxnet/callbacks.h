@@ -208,7 +208,8 @@ typedef struct ece408_array {
 
 /* Makes a network from a graph, in MXNet's JSON, and its inputs: their kinds, numbers of dimensions and
  * first sizes. Corrects the kind of data without a row for each image. `unread` has a '1' for each output
- * of which only the shape is used. Returns the network's number, or 0 if that failed. */
+ * of which only the shape is used; then a space, and the machine if that is no GPU. Returns the
+ * network's number, or 0 if that failed. */
 typedef int ece408_network_open(const char* graph, char* inputs, const int64_t* dimensions,
                                 const int64_t* first_sizes, const char* unread);
 

@@ -99,7 +99,7 @@ MXReturnValue create_part(const Attributes& attributes, const mxnet::ext::MXCont
     if (!network) {
         const std::string graph = text(attributes, MX_STR_SUBGRAPH_SYM_JSON);
         std::string inputs = text(attributes, "parameters");
-        const std::string unread = text(attributes, "unread");
+        const std::string unread = text(attributes, "unread") + " " + text(attributes, "machine");
         inputs.resize(shapes.size(), ECE408_DATA);
         std::vector<int64_t> dimensions, first_sizes;
         for (const Shape& shape : shapes) {

@@ -23,9 +23,9 @@ from . import zoo
 from .bench_request import Request
 
 ABOUT = (
-    "Whole passes, networks of MXNet's zoo swapped and hybridized (ours), and by `to_cpu`, with the "
-    "same random weights everywhere. `error` is the largest difference of other outputs from ours, "
-    "as a fraction of the largest output."
+    "Whole passes, networks of MXNet's zoo swapped and hybridized (ours), and by `to_cpu`, with "
+    "the same random weights everywhere. `error` is the largest difference of other outputs from "
+    "ours, as a fraction of the largest output."
 )
 ENGINES = ("onnxruntime", "openvino", "torch")
 _REST_S, _WAKING_S = 0.1, 0.05

@@ -187,8 +187,8 @@ def test_why_an_operator_is_not_computed_is_said():
         ("_contrib_BilinearResize2D", "height", "8"): None,
         ("_contrib_BilinearResize2D", "scale_width", "2"): "scale_width is not computed; only",
         ("_contrib_BilinearResize2D", "mode", "like"): "mode like is not computed; only size is",
-        ("topk", "k", "1"): "operator topk is not computed on the GPU",
-        ("Custom", "op_type", "mine"): "operator mine is not computed on the GPU",
+        ("topk", "k", "1"): "operator topk is not computed",
+        ("Custom", "op_type", "mine"): "operator mine is not computed",
     }
     for (op, name, value), reason in cases.items():
         found = why_not(op, {name: value})

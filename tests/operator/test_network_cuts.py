@@ -337,6 +337,17 @@ def test_an_array_of_which_the_cpu_needs_the_shape_stays_on_the_gpu(mx, x, froze
         expect(each, its)
 
 
+def test_parts_on_the_cpu_need_no_gpu(mx, x):
+    net = make_net(mx, middle=sort)
+    network = ece408_op.to_cpu(net)
+    with settings.override(backend=None):
+        for given in (x, x, mx.nd.concat(x, x, dim=0)):
+            expect(network(given), net(given))
+        report = str(network.report)
+    assert report.startswith("by ece408_op: ")
+    assert "GPU" not in report
+
+
 # --- float16
 
 

@@ -42,7 +42,7 @@ def why_not(op: str, attributes: Mapping[str, str]) -> str | None:
     """Return why MXNet's operator `op` is unsupported with these attributes, or `None` if not."""
     name = _name(op, attributes)
     if name not in OPERATORS:
-        return f"operator {name} is not computed on the GPU"
+        return f"operator {name} is not computed"
     try:
         return OPERATORS[name].why_not(Attributes(name, attributes))
     except Ece408Error as error:

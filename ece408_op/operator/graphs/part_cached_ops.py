@@ -99,6 +99,7 @@ class _PartsOp:
     def __init__(self, plain: Any, symbol: Any, flags: Sequence[tuple[str, Any]]) -> None:
         self._plain = plain
         self._whole = parts.put_back_symbol(symbol)
+        self._machine = parts.machine(symbol)
         # Without static memory MXNet would recreate the operator, and parse its JSON, in every
         # call.
         given = {**dict(flags), "static_alloc": True, "static_shape": True}
@@ -144,7 +145,7 @@ class _PartsOp:
         return kept.for_data[key]
 
     def _made(self, choice: partition.Choice, held: list[Any]) -> _Partitioned:
-        symbol = choice.symbol()
+        symbol = parts.placed(choice.symbol(), self._machine)
         graph = parts.read(symbol)
         owner = Owner("network", len(choice.groups))
         if graph is not None:

@@ -39,6 +39,8 @@ _WITH_PARAMETERS = (
 _OF_RNN = "_rnn_param_concat"
 _ONLY_FOR_CPU = "only what stays on the CPU reads it"
 _TOO_LITTLE = "it takes less time than copies to the GPU and back would"
+# What is said of such nodes in a report on the CPU.
+_OF_COPIES, _NO_GAIN = (_ONLY_FOR_CPU, _TOO_LITTLE), "MXNet takes no longer for it"
 
 
 # What a report says of our parts, and of MXNet's.
@@ -84,7 +86,10 @@ def report_of(
     on: str = "gpu",
 ) -> GpuReport:
     """Return `report` for a partitioned choice, with types of its inputs."""
-    made = GpuReport(list(map(len, choice.groups)), choice.nodes, choice.left, on=on)
+    left = choice.left
+    if on == "cpu":
+        left = {n: _NO_GAIN if reason in _OF_COPIES else reason for n, reason in left.items()}
+    made = GpuReport(list(map(len, choice.groups)), choice.nodes, left, on=on)
     if shapes:
         made.bytes_in, made.bytes_out = _bytes(choice.symbol(), shapes, types or {})
     return made

@@ -17,10 +17,11 @@ from ..networks import DATA, FOR_ALL_IMAGES, PARAMETER
 from . import graph_json, groups
 from .graph_json import PART, Entry, Graph, Node, is_part
 
-# Attributes of such a node: the kinds of its inputs, its unused outputs (see `networks`) and, after
-# a space, its machine if that is no GPU, and the key of a shared network.
+# Attributes of such a node: the kinds of its inputs, its unused outputs (see `networks`), its
+# machine if that is no GPU, and the key of a shared network.
 PARAMETERS = "parameters"
 UNREAD = "unread"
+MACHINE = "machine"
 OWNER = "owner"
 # Operators that read only the shapes of these inputs.
 _ONLY_SHAPES: Mapping[str, Sequence[int]] = {
@@ -50,10 +51,16 @@ def placed(symbol: Any, on: str) -> Any:
     graph = read(symbol)
     if graph is None or on == "gpu":
         return symbol
-    marked = with_attributes(
-        graph, lambda node, _: {UNREAD: f"{node['attrs'].get(UNREAD, '')} {on}"}
+    return graph_json.write(with_attributes(graph, lambda *_: {MACHINE: on}), symbol)
+
+
+def machine(symbol: Any) -> str:
+    """Return the machine of a Symbol's parts."""
+    graph = read(symbol)
+    found = (
+        {node["attrs"].get(MACHINE) for node in graph["nodes"] if is_part(node)} if graph else ()
     )
-    return graph_json.write(marked, symbol)
+    return "cpu" if "cpu" in found else "gpu"
 
 
 def with_attributes(graph: Graph, attributes: Callable[[Node, int], dict[str, str]]) -> Graph:
