@@ -3,6 +3,7 @@
 
 #include "runtime.h"
 
+#include <errno.h>
 #include <signal.h>
 #include <sys/mman.h>
 #include <ucontext.h>
@@ -598,7 +599,10 @@ private:
 
 void run_on(Worker& own, Running& running) {
     const SignalStack stack;
+    // A GPU sets no errno, the C library's functions in a kernel do.
+    const int before = errno;
     own.run(running);
+    errno = before;
 }
 
 int refused(const Launch& launch, size_t most_shared) {

@@ -1,6 +1,7 @@
 // Computes the steps of a program in order. Convolutions are calls of the library's own functions.
 #include "network/program.h"
 
+#include <errno.h>
 #include <time.h>
 
 #include "api/shape.h"
@@ -113,6 +114,12 @@ int compute(const Step& step) {
     return kKinds[step.of.kind](step);
 }
 
+// exp and others set errno, which MXNet takes for an error of its own when it reads a number later.
+struct KeptErrno {
+    const int before = errno;
+    ~KeptErrno() { errno = before; }
+};
+
 double now() {
     timespec time;
     clock_gettime(CLOCK_MONOTONIC, &time);
@@ -125,6 +132,7 @@ double now() {
 int ece408_run(const ece408_step* steps, int64_t count, void* const* bases, int threads, int isa,
                double* seconds, int64_t* failed) {
     using namespace ece408;
+    const KeptErrno kept;
     *failed = 0;
     if (threads < 1) return ECE408_INVALID;
     if (!ece408_isa_supported(isa)) return ECE408_UNSUPPORTED;

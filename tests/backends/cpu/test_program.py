@@ -509,3 +509,17 @@ def test_the_failing_step_is_named():
     fields = {"outputs": 1, "length": 5, "inner": 1, "kind": Reduce.SUM}
     with pytest.raises(InvalidProblem, match="step 0 of a program, REDUCE, failed"):
         _call([_step(Kind.REDUCE, [x], x, {0: 9}, **fields)], arrays, 1, "baseline")
+
+
+def test_errno_stays():
+    """MXNet takes it for an error of its own when it reads the number inf."""
+    x, y = np.full(3, 1e30, np.float32), np.empty(3, np.float32)
+    step = _step(Kind.POINTWISE, [x], y, elements=3, inputs=1, ops=1)
+    step.of.pointwise.op[0] = program.Op(program.TERMS.index("power"), p=50.5)
+    place = ctypes.CDLL(None).__errno_location
+    place.restype = ctypes.POINTER(ctypes.c_int)
+    errno = place()
+    for isa in native.isas():
+        errno[0] = 0
+        _call([step], [x, y], 1, isa)
+        assert (errno[0], y.tolist()) == (0, [np.inf] * 3), isa
