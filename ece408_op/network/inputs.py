@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import operator
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -79,21 +80,25 @@ class Calls:
         self.weights = tuple(k for k in numbers if self._names[k] in parameters)
         self._over_images = tuple(k for k in numbers if self._names[k] not in parameters)
         self._lock = threading.Lock()
-        self._versions: list[tuple[int, int]] = []
-        self._shapes: list[tuple[int, ...]] = []
+        # Twice the first one: an itemgetter of one item returns no tuple.
+        places = (*self.weights, *self.weights[:1])
+        self._taken = operator.itemgetter(*places) if places else lambda _: ()
+        self._last: tuple[Array, ...] = ()
+        self._shapes: list[tuple[tuple[int, ...], str]] = []
         self._generation = 0
         self._known: dict[tuple[object, ...], Inputs] = {}
 
     def call(self, arrays: Sequence[Array], outputs: Sequence[Array], are_held: bool) -> Call:
         """Return the call. Raises `UnsupportedProblem` for arrays of unsupported types."""
-        versions = [(arrays[k].address, arrays[k].version) for k in self.weights]
+        weights = self._taken(arrays)
         results = tuple(array.dtype for array in outputs)
         key = (results, *((arrays[k].shape, arrays[k].dtype) for k in self._over_images))
         with self._lock:
-            if versions != self._versions:
-                self._versions = versions
+            # Compared by identity first, which is fast for the same objects.
+            if weights != self._last or not self._generation:
+                self._last = weights
                 self._generation += 1
-                shapes = [arrays[k].shape for k in self.weights]
+                shapes = [(arrays[k].shape, arrays[k].dtype) for k in self.weights]
                 if shapes != self._shapes:
                     self._shapes = shapes
                     self._known.clear()

@@ -96,9 +96,11 @@ class Opened:
             _say_what_is_not_heard(nodes)
         names = [node["name"] for node in nodes if node["op"] == "null"]
         self._is_parameter = [kind != DATA for kind in kinds]
+        self._data = [place for place, is_one in enumerate(self._is_parameter) if not is_one]
         parameters = {name for name, is_one in zip(names, self._is_parameter) if is_one}
         self._network: Network = Network(graph, names, parameters, on=on)
-        self._last: tuple[bytes, list[Array]] = (b"", [])
+        # The last description of the parameters, and the inputs without data.
+        self._last: tuple[bytes, list[Any]] = (b"", [None] * len(names))
 
     def compute(
         self,
@@ -112,10 +114,12 @@ class Opened:
         _close_retired()
         text, arrays = self._last
         if text != parameters:
-            arrays = _arrays(parameters)
+            known = iter(_arrays(parameters))
+            arrays = [next(known) if is_one else None for is_one in self._is_parameter]
             self._last = (parameters, arrays)
-        sources = {True: iter(arrays), False: iter(data)}
-        inputs = [next(sources[is_one]) for is_one in self._is_parameter]
+        inputs = list(arrays)
+        for place, array in zip(self._data, data):
+            inputs[place] = array
         self._network.compute(inputs, [outputs[n] for n in self._read], are_held)
 
     def close(self) -> None:
@@ -195,6 +199,12 @@ class Parameters:
         version = 10000 * major + 100 * minor + patch
         text = json.dumps({**graph, "attrs": {"mxnet_version": ["int", version]}})
         self._executor = mxnet.sym.load_json(text).bind(mxnet.cpu(), dict(zip(names, arrays)))
+        self._watched = (
+            *((ctypes.c_void_p * len(arrays))(*(array.handle for array in arrays)),),
+            *((ctypes.c_uint64 * len(arrays))(), len(arrays)),
+            ctypes.cast(mxnet.base._LIB.MXNDArrayWaitToRead, ctypes.c_void_p),
+        )
+        self._are_own = not native_handles.are_foreign(arrays)
         _watched[self._number] = self
 
     def are(self, arrays: Sequence[Any]) -> bool:
@@ -205,10 +215,21 @@ class Parameters:
         """Return MXNet's description of the arrays when all writes to them are done. Do not use its
         addresses: they may be those of deleted copies, and MXNet moves an array when a convolution
         converts it to oneDNN's layout."""
-        if self._arrays:
-            self._executor.forward(is_train=False)
-            self._executor.outputs[0].wait_to_read()
+        if self._arrays and not self._are_unchanged():
+            self._look()
         return self._described
+
+    def _are_unchanged(self) -> bool:
+        """Return whether nothing was written since the last description: several times as fast as
+        another one."""
+        if not self._are_own:
+            return False
+        are_same = native_handles.library().ece408_parameters_unchanged(*self._watched)
+        return bool(are_same and self._described)
+
+    def _look(self) -> None:
+        self._executor.forward(is_train=False)
+        self._executor.outputs[0].wait_to_read()
 
     def held(self, work: Callable[[bytes], object]) -> None:
         """Call `work` on a thread of MXNet's, with MXNet's description of the arrays, which stay in
@@ -227,7 +248,7 @@ class Parameters:
 
         self._work = kept
         try:
-            self.described()
+            self._look()
         finally:
             self._work = None
         if failures:

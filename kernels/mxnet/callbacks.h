@@ -130,6 +130,11 @@ ECE408_EXPORT int ece408_direct_call(ece408_direct* direct, void* const* data, v
                                      PyObject* const* firsts, int count);
 ECE408_EXPORT void ece408_direct_close(ece408_direct* direct);
 
+/* 1 if none of these arrays, which are in MXNet's own memory, was written since the call before with
+ * these counts of writes, which it updates; it waits for pending writes. */
+ECE408_EXPORT int ece408_parameters_unchanged(void* const* handles, uint64_t* counts, int count,
+                                              int (*wait_to_read)(void* handle));
+
 /* 1 if one of the arrays of these handles is in memory that is not MXNet's own. */
 ECE408_EXPORT int ece408_are_foreign(void* const* handles, int count);
 

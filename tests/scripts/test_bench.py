@@ -168,6 +168,7 @@ def test_a_network_computes_the_same_in_mxnet_and_in_an_engine(
     (row,) = networks.rows(request)
     assert {who: ms["n"] for who, ms in row["ms"].items()} == {
         "ours": 3,
+        "ours by to_cpu": 3,
         "mxnet": 3,
         "onnxruntime": 3,
     }

@@ -138,7 +138,8 @@ class CpuProgram:
             base, offset = 1, offset + self._copied[buffer.number][0]
         else:
             base = 2 + buffer.number
-        return program.Operand(offset, value.image, base, kind)
+        image = 0 if value.shape[:1] == (1,) else value.image
+        return program.Operand(offset, image, base, kind)
 
 
 def _kind(step: Step) -> Kind | None:

@@ -62,7 +62,9 @@ class CpuSteps(Lowering):
         for number, how in enumerate(found):
             if how is None:
                 return None
-            kind = program.Read[how.kind]
+            # One image has no distance to the next.
+            alone = how.kind == "IMAGES" and leaves[number][1].shape[0] == 1
+            kind = program.Read.ALIKE if alone else program.Read[how.kind]
             made.readings[number] = program.Reading(how.outer, how.count, how.inner, kind)
         names = {id(each): number for number, (each, _) in enumerate(leaves)}
         for each in term.all():
