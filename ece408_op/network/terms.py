@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from ..errors import UnsupportedProblem
 from .values import Value
 
 # Limits of one step on any machine; longer chains compile slowly without being faster.
@@ -77,9 +78,10 @@ class Reading:
 
 def reading(value: Value, shape: tuple[int, ...], of: tuple[int, ...]) -> Reading | None:
     """Return how to read an array, viewed as `shape`, for a result of shape `of`; `None` if there
-    is no such indexing."""
+    is no such indexing. Raises `UnsupportedProblem` for a shape that does not spread, such as, in a
+    chunk, that of a parameter with an element for each image."""
     if len(shape) != len(of) or any(a not in (1, b) for a, b in zip(shape, of)):
-        raise ValueError(f"{shape} does not spread to {of}")
+        raise UnsupportedProblem(f"an array of shape {shape} does not spread to {of}")
     total = math.prod(of)
     if math.prod(shape) == total:
         if value.dense:

@@ -38,10 +38,13 @@ def test_chains_of_operators_touch_only_their_own_memory(mx):
     assert outcome.wrong == []
 
 
-@pytest.mark.parametrize(("seed", "number"), [(5, 3673), (4, 12498), (80, 3949), (91, 13644)])
+@pytest.mark.parametrize(
+    ("seed", "number"), [(5, 3673), (4, 12498), (80, 3949), (91, 13644), (94, 6248)]
+)
 def test_what_one_image_does_not_allow_is_computed_for_the_batch(mx, seed, number):
     """`squeeze` of all axes, and then one that names as many axes as the batch has, or a
-    concatenation along one of them, or UpSampling; a slice of later images."""
+    concatenation along one of them, or UpSampling; a slice of later images; a
+    parameter with an element for each image."""
     assert operator_fuzz.run(seed, [number]).wrong == []
 
 
