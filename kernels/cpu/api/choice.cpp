@@ -125,6 +125,11 @@ constexpr int64_t kPackedPlane = 49, kPackedChannels = 128;
 // leave.
 constexpr int64_t kStridedF23Products = 100;
 constexpr double kStridedF23Ratio = 0.8;
+// With 16 lanes a larger ratio is allowed, such as five sixths for 3x3 with stride 2: for sums of
+// this many products, batches of this many pixels, an even number of rows, and columns that fill
+// this fraction of tiles of 14.
+constexpr int64_t kStridedF23LongProducts = 64 * 9, kStridedF23ManyPixels = 2048, kTileColumns = 14;
+constexpr double kStridedF23LongRatio = 0.84, kFilledColumns = 0.85;
 // Pixels after which conv_bwd_w_dot.cpp adds lanes up, and conv_bwd_w_ic.h adds sums to totals.
 constexpr double kChunkPixels = 800, kSummedPixels = 200;
 // Pixels of dy per copy of the images in conv_bwd_w_dot.cpp.
@@ -280,8 +285,14 @@ bool has_packed_weights(const Task& task, const Shape& layer) {
 // For layers with a stride.
 bool strided_f23_pays(const Task& task, const Shape& s, const Shape& layer) {
     const int64_t plane = s.out_height * s.out_width, sum = layer.group_channels * s.kernel_h * s.kernel_w;
-    return task.lanes >= 8 && plane >= kF23Plane && sum >= kStridedF23Products &&
-           f23_product_ratio(s) <= kStridedF23Ratio;
+    if (task.lanes < 8 || plane < kF23Plane || sum < kStridedF23Products) return false;
+    const double ratio = f23_product_ratio(s);
+    const int64_t columns = divide_up(s.out_width, kTileColumns) * kTileColumns;
+    const bool fills = s.out_height % 2 == 0 && static_cast<double>(s.out_width) >=
+                                                    kFilledColumns * static_cast<double>(columns);
+    return ratio <= kStridedF23Ratio ||
+           (task.lanes >= 16 && ratio <= kStridedF23LongRatio && fills &&
+            sum >= kStridedF23LongProducts && s.batch * plane >= kStridedF23ManyPixels);
 }
 
 // For layers that are vectorised over output channels. `layer`: the problem, or its gradient as a

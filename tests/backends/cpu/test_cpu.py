@@ -204,6 +204,10 @@ BY_F23_2D = dict.fromkeys(("avx2", "avx512"), "conv_fwd_oc_f23_2d")
         ("b1,c3,h224,w224,m32,k3,s2,p1", dict.fromkeys(("avx2", "avx512"), "conv_fwd_oc")),
         ("b1,c128,h17,w17,m128,k1x7,p0x3", {"avx512": "conv_fwd_oc_f23_1d"}),
         ("b1,c3,h64,w64,m32,k7,s2,p3", dict.fromkeys(("avx2", "avx512"), "conv_fwd_oc_f23_1d")),
+        (
+            "b16,c128,h56,w56,m128,k3,s2,p1",
+            {"avx2": "conv_fwd_oc", "avx512": "conv_fwd_oc_f23_1d"},
+        ),
         ("b16,c288,h35,w35,m384,k3,s2", dict.fromkeys(("avx2", "avx512"), "conv_fwd_oc")),
         ("b1,c128,h56,w56,m128,k3,s2,p1", dict.fromkeys(("avx2", "avx512"), "conv_fwd_oc")),
         ("b16,c256,h7,w7,m256,k1", dict.fromkeys(("avx2", "avx512"), "direct")),
