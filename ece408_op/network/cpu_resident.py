@@ -15,22 +15,28 @@ from .chunk_pipeline import Pass, Timings, Watched
 from .gpu_weights import WeightsNeeded
 from .graph import Graph
 from .inputs import Call
-from .machines.cpu import CpuProgram
+from .machines.cpu import CpuProgram, Memory
 from .machines.machine import Machine
 from .resident import Part
 
-# Maximum number of programs kept, for other input sizes or settings.
-_MOST_PROGRAMS = 64
+# Maximum number of programs kept, for other input sizes or settings: each has its packed weights.
+_MOST_PROGRAMS = 8
 
 
 class CpuResident:
-    """Programs of one graph. Calls are serialised: they share a program's memory."""
+    """Programs of one graph. Calls are serialised: they share the memory of their arrays."""
 
     def __init__(self, machine: Machine, graph: Graph) -> None:
         self.machine = machine
         self._graph = graph
         self._lock = threading.Lock()
         self._programs: OrderedDict[Any, CpuProgram] = OrderedDict()
+        self._arena = Memory(0)
+
+    def output_shapes(self, call: Call) -> list[tuple[int, ...]]:
+        """Return the shapes of the outputs for a call's inputs; its outputs do not count."""
+        with self._lock:
+            return [value.shape for value in self._program(call).steps.outputs]
 
     def compute(self, call: Call, part: Part, how: Callable[[Pass], Any]) -> Any:
         """Compute a call; `how` is a method of `Pass`. Raises `WeightsNeeded`,
@@ -38,13 +44,16 @@ class CpuResident:
         begin = time.perf_counter()
         with self._lock:
             made = self._program(call)
+            network_program.check(made.steps, call.inputs.images, call)
+            if made.arena_bytes > self._arena.nbytes:
+                self._arena = Memory(made.arena_bytes)
             if made.generation != call.generation or made.reads_weights:
                 if not call.are_held:
                     raise WeightsNeeded
                 if made.generation != call.generation:
-                    made.prepare(call.arrays)
+                    made.prepare(self._arena, call.arrays)
                     made.generation = call.generation
-            seconds = made.run(call.arrays, call.outputs, how is Pass.timed)
+            seconds = made.run(self._arena, call.arrays, call.outputs, how is Pass.timed)
         if how is Pass.watched:
             return Watched(time.perf_counter() - begin)
         return Timings(made.steps.for_images, seconds) if seconds is not None else None
@@ -53,6 +62,7 @@ class CpuResident:
         """Free all memory."""
         with self._lock:
             self._programs.clear()
+            self._arena = Memory(0)
 
     def _program(self, call: Call) -> CpuProgram:
         key = call.inputs, settings.precision(), chosen_isa()
@@ -60,7 +70,6 @@ class CpuResident:
             if len(self._programs) >= _MOST_PROGRAMS:
                 self._programs.popitem(last=False)
             steps, values = network_program.build(self._graph, call.inputs, self.machine)
-            network_program.check(steps, call.inputs.images, call)
             self._programs[key] = CpuProgram(steps, values)
         self._programs.move_to_end(key)
         return self._programs[key]

@@ -40,14 +40,13 @@ class LoadedNetwork:
 
     def __init__(self, checkpoint: Checkpoint, on: str) -> None:
         self.data = checkpoint.data
-        self._parameters = {n: _prepared(each) for n, each in checkpoint.parameters.items()}
-        # Inference does not read labels.
-        unread = np.zeros(1, np.float32)
-        self._parameters.update((name, unread) for name in checkpoint.labels)
         self._versions = itertools.count(1)
-        self._described = {n: self._description(each) for n, each in self._parameters.items()}
-        self._names = [*self.data, *self._parameters]
-        self._network = Network(checkpoint.text, self._names, list(self._parameters), on=on)
+        # Inference does not read labels.
+        labels = dict.fromkeys(checkpoint.labels, np.zeros(1, np.float32))
+        found = {n: _prepared(each) for n, each in {**checkpoint.parameters, **labels}.items()}
+        self._parameters = {n: (each, self._description(each)) for n, each in found.items()}
+        names = [*self.data, *self._parameters]
+        self._network = Network(checkpoint.text, names, list(self._parameters), on=on)
         self._shapes: dict[Any, list[tuple[int, ...]]] = {}
 
     def __call__(self, *arrays: Any) -> Result:
@@ -62,11 +61,12 @@ class LoadedNetwork:
 
     def set(self, name: str, values: Any) -> None:
         """Replace a parameter by a copy of `values`, of the same shape. Raises `InvalidProblem`."""
-        old, new = self._parameters.get(name), _prepared(np.array(values))
-        if old is None or name not in self._described or old.shape != new.shape:
-            known = f"parameter {name} has shape {old.shape}" if old is not None else "no parameter"
+        new = _prepared(np.array(values))
+        old = self._parameters[name][1].shape if name in self._parameters else None
+        if old != new.shape:
+            known = f"parameter {name} has shape {old}" if old is not None else "no parameter"
             raise InvalidProblem(f"{known}; {name} cannot become an array of shape {new.shape}")
-        self._parameters[name], self._described[name] = new, self._description(new)
+        self._parameters[name] = new, self._description(new)
 
     def close(self) -> None:
         """Free its memory; the next call allocates it again."""
@@ -82,7 +82,9 @@ class LoadedNetwork:
                 f"called with {len(arrays)}"
             )
         given = [_prepared(np.asarray(each)) for each in arrays]
-        inputs = [*map(self._description, given), *self._described.values()]
+        # Held during the call: another thread may replace parameters.
+        parameters = list(self._parameters.values())
+        inputs = [*map(self._description, given), *(described for _, described in parameters)]
         key = tuple((each.shape, each.dtype.name) for each in given)
         if key not in self._shapes:
             if len(self._shapes) >= _MOST_SHAPES:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -14,8 +15,10 @@ from ece408_op.errors import (
     CheckpointMissing,
     InvalidProblem,
     InvalidSetting,
+    NotEnoughMemory,
     UnsupportedProblem,
 )
+from ece408_op.network.machines import cpu
 
 pytestmark = pytest.mark.usefixtures("emulated")
 
@@ -94,6 +97,44 @@ def test_weights_that_are_not_finite(mx, tmp_path):
         found[reads] = 0
         assert np.isfinite(found).all()
     assert error(network(case.arrays["data"]), case.expected()[0]) < 3e-6
+
+
+def test_parameters_are_replaced_while_others_call(mx, tmp_path):
+    case = small(mx, "lenet", whole=True)
+    network = ece408_op.load_network(_saved(mx, case, tmp_path), 7)
+    x, weights = case.arrays["data"], case.arrays["fc_weight"].copy()
+    expected = []
+    for factor in range(4):
+        network.set("fc_weight", factor * weights)
+        expected.append(network(x))
+    assert not (expected[0] == expected[1]).all()
+    found, is_done = [], threading.Event()
+
+    def call():
+        while not is_done.is_set():
+            found.append(network(x))
+
+    thread = threading.Thread(target=call)
+    thread.start()
+    for number in range(200):
+        network.set("fc_weight", number % 4 * weights)
+    is_done.set()
+    thread.join()
+    found.append(network(x))
+    assert all(any((each == one).all() for one in expected) for each in found)
+    np.testing.assert_array_equal(found[-1], expected[199 % 4])
+
+
+def test_too_little_memory_is_said(mx, tmp_path, monkeypatch):
+    network = ece408_op.load_network(_saved(mx, small(mx, "lenet"), tmp_path), 7)
+    x = np.zeros((2, 1, 16, 14))
+    expected = network(x)
+    network.close()
+    monkeypatch.setattr(np, "empty", mock.Mock(side_effect=MemoryError))
+    with pytest.raises(NotEnoughMemory, match="there is no room; use a smaller batch"):
+        cpu.Memory(1 << 20)
+    monkeypatch.undo()
+    np.testing.assert_array_equal(network(x), expected)
 
 
 def test_threads_share_a_network(mx, tmp_path):

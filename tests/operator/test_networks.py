@@ -369,6 +369,19 @@ def test_what_fails_while_weights_are_copied(mx, x, monkeypatch):
     expect(network(x), make_net(mx)(x))
 
 
+def test_a_change_is_noticed_after_a_look_that_failed(mx, x, monkeypatch, frozen):
+    net = make_net(mx)
+    network = frozen(net)
+    network(x)
+    for parameter in net.collect_params().values():
+        parameter.set_data(parameter.data() * 2)
+    with monkeypatch.context() as patched:
+        patched.setattr(networks.Parameters, "seen", raising(ValueError("not now")))
+        with pytest.raises((ValueError, mx.MXNetError)):
+            network(x)
+    expect(network(x), net(x))
+
+
 def test_shared_parameters(mx, x, frozen):
     nn = mx.gluon.nn
     net = nn.HybridSequential()

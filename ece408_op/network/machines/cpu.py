@@ -15,6 +15,7 @@ from ...backends import Done
 from ...backends.cpu import native, program
 from ...backends.cpu.cpu_backend import chosen_isa
 from ...backends.cpu.program import Kind
+from ...errors import NotEnoughMemory
 from ..host_arrays import Array
 from ..memory_planner import aligned, places
 from ..values import ARENA, INPUT, LASTING, OUTPUT, WEIGHT, Step, Steps, Value
@@ -43,18 +44,26 @@ class Cpu(Machine):
         return contextlib.nullcontext()
 
 
-class _Memory:
-    """Bytes from a cache line on."""
+class Memory:
+    """Bytes from a cache line on. Raises `NotEnoughMemory`."""
 
     def __init__(self, nbytes: int) -> None:
-        self._array = np.empty(nbytes + _LINE, np.uint8)
+        self.nbytes = nbytes
+        try:
+            self._array = np.empty(nbytes + _LINE, np.uint8)
+        except MemoryError:
+            raise NotEnoughMemory(
+                f"the network takes {nbytes} bytes for its arrays, and there is no room; use a "
+                "smaller batch"
+            ) from None
         self.address = -(-self._array.ctypes.data // _LINE) * _LINE
         native.ask_for_huge_pages(self.address, nbytes)
 
 
 class CpuProgram:
-    """Steps with memory. Its weights are read in `prepare` only, unless `reads_weights` is set
-    after it: a kernel could not pack some that are not finite."""
+    """Steps with what lasts of their weights; calls bring `arena_bytes` of memory. Weights are read
+    in `prepare` only, unless `reads_weights` is set after it: a kernel could not pack some that are
+    not finite."""
 
     def __init__(self, steps: Steps, inputs: Sequence[Value]) -> None:
         self.steps = steps
@@ -63,22 +72,23 @@ class CpuProgram:
         # Calls with these weights are prepared.
         self.generation = -1
         self._places = places(replace(steps, outputs=[]), ())
+        self.arena_bytes = self._places.device_bytes
         self._copied: dict[int, tuple[int, int]] = {}
         self._lasting_bytes = self._places.lasting_bytes
         self._packed = [step.arrays["y"] for step in steps.for_weights if _kind(step) == Kind.PACK]
         for step in steps.for_images:
             self._copy_weights(step)
-        self._count = 2 + len(inputs) + len(steps.outputs)
         self._inputs = len(inputs)
         self._data = [each.buffer.number for each in inputs if each.buffer.kind == INPUT]
-        self._arena = _Memory(self._places.device_bytes)
-        self._lasting = _Memory(self._lasting_bytes)
+        self._lasting = Memory(self._lasting_bytes)
         self._for_weights = self._made(steps.for_weights, False)
         self._for_images = self._made(steps.for_images, True)
-        self._bases = (ctypes.c_void_p * self._count)(self._arena.address, self._lasting.address)
+        count = 2 + len(inputs) + len(steps.outputs)
+        self._bases = (ctypes.c_void_p * count)(None, self._lasting.address)
 
-    def prepare(self, arrays: Sequence[Array]) -> None:
+    def prepare(self, arena: Memory, arrays: Sequence[Array]) -> None:
         """Copy and pack weights."""
+        self._bases[0] = arena.address
         for number, (offset, nbytes) in self._copied.items():
             ctypes.memmove(self._lasting.address + offset, arrays[number].address, nbytes)
         self._place(arrays, range(self._inputs))
@@ -87,9 +97,10 @@ class CpuProgram:
         self.reads_weights = not all(ctypes.c_int32.from_address(at).value for at in packed)
 
     def run(
-        self, arrays: Sequence[Array], outputs: Sequence[Array], timed: bool
+        self, arena: Memory, arrays: Sequence[Array], outputs: Sequence[Array], timed: bool
     ) -> list[float] | None:
         """Compute the outputs; return the seconds of each step if `timed`."""
+        self._bases[0] = arena.address
         self._place(arrays, range(self._inputs) if self.reads_weights else self._data)
         for number, array in enumerate(outputs, 2 + self._inputs):
             self._bases[number] = array.address

@@ -17,7 +17,7 @@ from .gpu_convolutions import convolve
 
 _POINTWISE, _STRIDED, _POOL, _REDUCE, _SOFTMAX, _LRN, _RESIZE = CODES = tuple(
     Code(name, f"network/{name}.cu", ARCHITECTURES, "float32", True)
-    for name in (*("pointwise", "strided_copy", "pool", "reduce_rows", "softmax", "lrn", "resize"),)
+    for name in ("pointwise", "strided_copy", "pool", "reduce_rows", "softmax", "lrn", "resize")
 )
 _THREADS, _WARPS = 256, 8
 _TYPES = {"float32": "float", "float16": "__half", "uint8": "unsigned char"}

@@ -22,7 +22,7 @@ MEMBERS = (
     *("softmaxed", "lrn", "resized"),
 )
 SPECIAL = (np.nan, np.inf, -np.inf, 0.0, -0.0)
-# So many elements are worth several threads.
+# A number of elements that is worth several threads.
 MANY = 40_003
 
 
