@@ -121,6 +121,7 @@ command -v $${CXX:-g++} >/dev/null 2>&1 || command -v clang++ >/dev/null 2>&1 ||
     { echo "make: no C++ compiler found; install g++ (Debian, Ubuntu: apt install g++) or set CXX" >&2; exit 1; }; \
 echo "make: installing this package with what $(1) needs into $(VENV), and compiling its kernels (minutes)"; \
 $(INSTALL) $(BUILD) && { $(PY) setup.py --quiet build_ext --inplace & kernels=$$!; \
+    trap 'kill $$kernels 2>/dev/null' INT TERM; \
     ECE408_KERNELS=made $(INSTALL) --no-build-isolation --editable '.[$(1)]'; packages=$$?; \
     wait $$kernels && [ $$packages = 0 ]; } && \
 $(PY) -c 'import ece408_op, mxnet'

@@ -134,8 +134,7 @@ OPERATORS: dict[str, Callable[..., torch.Tensor]] = {
 
 
 def folded(nodes: list[dict[str, Any]], weights: dict[str, np.ndarray]) -> None:
-    """Fold each BatchNorm that alone reads a convolution into that convolution's weights; which
-    takes its place."""
+    """Fold each BatchNorm that is a convolution's only reader into the convolution's weights."""
     reads = [source for node in nodes for source, *_ in node["inputs"]]
     for node in nodes:
         if node["op"] != "BatchNorm":
