@@ -134,14 +134,9 @@ class Backend(ABC):
         """Do the one-time work of a first call now. Raises what that raises."""
         return
 
-    def native_function(
-        self, problem: ConvProblem, direction: str, keeps_weights: bool = False
-    ) -> NativeFunction | None:
+    def native_function(self, problem: ConvProblem, direction: str) -> NativeFunction | None:
         """Return a function that computes a direction without Python, or `None` if Python is
-        needed.
-
-        `keeps_weights`: whether the caller keeps the packed weights of a forward pass.
-        """
+        needed."""
         return None
 
     def native_launches(self, problem: ConvProblem, direction: str) -> NativeLaunches | None:

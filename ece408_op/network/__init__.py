@@ -26,17 +26,20 @@ from .gpu_weights import WeightsNeeded
 from .graph import Entry, Graph, Node
 from .host_arrays import Array
 from .inputs import Call, Calls
+from .machines.cpu import CpuCode
 from .machines.machine import GpuMachine, Machine
 from .operators import Typed, refused, why_not
 from .resident import Part, Resident
 
 __all__ = [
     "Array",
+    "CpuCode",
     "Network",
     "StepTime",
     "Typed",
     "Watched",
     "WeightsNeeded",
+    "publish",
     "why_not",
     "why_not_of",
 ]
@@ -155,6 +158,14 @@ class Network:
         steps, _ = network_program.build(self._graph, call.inputs, resident.machine)
         return [value.shape for value in steps.outputs]
 
+    def code(self, inputs: Sequence[Array], results: Sequence[str]) -> CpuCode:
+        """Return the CPU's code for inputs of these shapes and types, and results of these types.
+        It reads weights where they are. Raises `UnsupportedProblem` and `InvalidProblem`."""
+        outputs = [Array(0, (), dtype, 0) for dtype in results]
+        call = self._call(inputs, outputs, True)
+        steps, values = network_program.build(self._graph, call.inputs, machines.chosen("cpu")[0])
+        return CpuCode(steps, len(values), copies=False)
+
     def close(self) -> None:
         """Free all memory that it has on its machines; the next call allocates it again."""
         with self._lock:
@@ -217,8 +228,12 @@ def _compute(
     return _Took(result, seconds)
 
 
+def publish(code: CpuCode, seconds: Sequence[float]) -> None:
+    """Publish the convolutions' times of a call on the CPU to the log of op times."""
+    _publish(Timings(code.steps.for_images, list(seconds)), machines.chosen("cpu")[0])
+
+
 def _publish(timings: Timings, machine: Machine) -> None:
-    """Publish the convolutions' times to the log of op times."""
     for step, seconds in zip(timings.steps, timings.seconds):
         if step.problem is not None:
             did = machine.done(step.plan, seconds)

@@ -33,10 +33,7 @@ from . import autograd_state, gpu_support
 from .conv_attributes import OWN, ConvAttributes, problem_of
 
 NAME = "ece408_convolution"
-CONCAT = "ece408_concat"
 POOL = "ece408_pool"
-DENSE = "ece408_dense"
-SEQUENCE = "ece408_sequence"
 BATCH_NORM = "ece408_batch_norm"
 LIBRARY = Path(__file__).resolve().with_name("libece408_mxnet.so")
 # MXNet's codes for types.
@@ -83,10 +80,7 @@ _DRIVER = (
 )
 
 
-_OTHERS = (
-    *("forward_f32", "packed_floats", "pack", "forward_packed"),
-    *("parallel_for", "use_workers", "batch_norm_forward", "batch_norm_backward", "pool"),
-)
+_OTHERS = (*("run", "parallel_for", "batch_norm_forward", "batch_norm_backward", "pool"),)
 
 
 class _Others(ctypes.Structure):
@@ -98,7 +92,7 @@ class _Others(ctypes.Structure):
 _INT = ctypes.c_int
 _CALL = (ctypes.c_char_p, _INT, _INT, _INT, ctypes.POINTER(ctypes.c_int64))
 _TIMES = (ctypes.c_double, ctypes.c_double)
-_Ask = ctypes.CFUNCTYPE(None, *_CALL, _INT, ctypes.POINTER(_Plan))
+_Ask = ctypes.CFUNCTYPE(None, *_CALL, ctypes.POINTER(_Plan))
 _Compute = ctypes.CFUNCTYPE(ctypes.c_int, *_CALL, ctypes.POINTER(ctypes.c_void_p))
 _Report = ctypes.CFUNCTYPE(ctypes.c_int, *_CALL, ctypes.POINTER(_Plan), *_TIMES)
 
@@ -230,7 +224,6 @@ def _ask(
     gpu: int,
     mxnet_type: int,
     sizes: Any,
-    keeps: int,
     plan: Any,
 ) -> None:
     try:
@@ -241,7 +234,7 @@ def _ask(
         problem, layer = _call(description, gpu, mxnet_type, sizes)
         if gpu < 0:
             backend = dispatch.prepare(problem, layer, DIRECTIONS[direction])
-            function = backend.native_function(problem, DIRECTIONS[direction], bool(keeps))
+            function = backend.native_function(problem, DIRECTIONS[direction])
             _plan_function(backend, function, plan)
         else:
             backend = dispatch.select(problem, layer, DIRECTIONS[direction])

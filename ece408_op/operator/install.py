@@ -16,6 +16,7 @@ from . import (
     mxnet_functions,
     native_handles,
     networks,
+    parts_at_work,
     python_calls,
     startup_hook,
     variables,
@@ -46,6 +47,7 @@ def register() -> None:
     importlib.import_module("ece408_op.operator.compiled_operator").install(mxnet)
     native_handles.install(mxnet)
     networks.install()
+    parts_at_work.install()
     graph_inference.install(mxnet)
     binding.install(mxnet)
     native_views.install(mxnet)

@@ -44,7 +44,7 @@ _ARRAY = np.dtype(
     ]
 )
 # Types by MXNet's numbers.
-_TYPES = ("float32", "float64", "float16", "uint8", "int32", "int8", "int64")
+TYPES = ("float32", "float64", "float16", "uint8", "int32", "int8", "int64")
 
 _Open = ctypes.CFUNCTYPE(
     ctypes.c_int,
@@ -186,8 +186,8 @@ class Parameters:
         names = [f"parameter{number}" for number in range(len(arrays))]
         nodes: list[dict[str, Any]] = [{"op": "null", "name": n, "inputs": []} for n in names]
         attributes = {"key": compiled_operator.KEY, "network": f"{self._number} {len(arrays)}"}
-        attributes["foreign"] = "".join(
-            str(int(native_handles.are_foreign([each]))) for each in arrays
+        attributes["kinds"] = "".join(
+            FOR_ALL_IMAGES if native_handles.are_foreign([each]) else PARAMETER for each in arrays
         )
         inputs = [[number, 0, 0] for number in range(len(arrays))]
         look = {"op": "ece408_parameters", "name": "look", "attrs": attributes, "inputs": inputs}
@@ -271,17 +271,17 @@ def _arrays(described: bytes) -> list[Array]:
     for address, version, number, dimensions, shape in zip(
         *(arrays[name].tolist() for name in _ARRAY.names or ())
     ):
-        if not 0 <= number < len(_TYPES):
+        if not 0 <= number < len(TYPES):
             what = "a sparse array" if number < 0 else f"an array of MXNet's type {number}"
             raise UnsupportedProblem(
-                f"{what} cannot go to the GPU; use a dense one of {', '.join(_TYPES)}"
+                f"{what} cannot go to the GPU; use a dense one of {', '.join(TYPES)}"
             )
         if dimensions > _MOST_DIMENSIONS:
             raise UnsupportedProblem(
                 f"an array of {dimensions} dimensions cannot go to the GPU; use at most "
                 f"{_MOST_DIMENSIONS}"
             )
-        result.append(Array(address, tuple(shape[:dimensions]), _TYPES[number], version))
+        result.append(Array(address, tuple(shape[:dimensions]), TYPES[number], version))
     return result
 
 

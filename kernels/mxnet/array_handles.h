@@ -31,9 +31,4 @@ struct ArrayPlaces {
 
 ArrayPlaces places_of(const void* handle);
 
-// For MXNet's engine: the first CPU, a ContextHandle, and the property of functions that run at
-// once if they need not wait, an EngineFnPropertyHandle.
-const void* first_cpu();
-const void* run_at_once();
-
 }  // namespace ece408

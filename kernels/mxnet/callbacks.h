@@ -6,7 +6,7 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-#include "../cpu/api/ece408.h"
+#include "../cpu/network/program.h"
 
 #ifdef __cplusplus
 extern "C" {
@@ -69,66 +69,8 @@ ECE408_EXPORT void ece408_forward_drive(const ece408_driver* driver);
 /* The number of the GPU that arrays are on, or this one. */
 #define ECE408_ON_CPU -1
 
-/* Nodes whose attribute `keeps` is this owner keep packed weights between calls, until it is released.
- * The caller keeps the nodes' last arrays alive. Before a call with other arrays, and with no call in
- * flight, the nodes forget them; `keeps` says whether they pack weights again. */
-ECE408_EXPORT void ece408_weights_own(const char* owner);
-ECE408_EXPORT void ece408_weights_forget(const char* owner, int keeps);
-ECE408_EXPORT void ece408_weights_release(const char* owner);
-
 /* From now on nothing is kept: arrays may be in memory with writes that MXNet does not count. */
-ECE408_EXPORT void ece408_weights_are_shared(void);
-
-/* Sequences whose attribute `holds` names this owner hold copies of their parameters between calls, until
- * it is released. A call that makes new copies must not overlap with a call that uses the old ones. */
-ECE408_EXPORT void ece408_held_own(const char* owner);
-ECE408_EXPORT void ece408_held_forget(const char* owner);
-ECE408_EXPORT void ece408_held_release(const char* owner);
-
-/* Functions of MXNet's C interface: the first three are MXNDArrayWaitToRead, MXNDArrayGetData and
- * MXNDArrayGetShapeEx. */
-typedef struct ece408_mxnet {
-    int (*wait_to_read)(void* array);
-    int (*data)(void* array, void** data);
-    int (*shape)(void* array, int* dimensions, const int** sizes);
-    int (*type)(void* array, int* type);
-    int (*storage_type)(void* array, int* type);
-    int (*context)(void* array, int* device_type, int* device);
-    int (*create)(const unsigned* shape, unsigned dimensions, int device_type, int device,
-                  int delays, int type, void** array);
-    int (*is_recording)(bool* answer);
-    int (*is_training)(bool* answer);
-    int (*push)(void (*run)(void* context, void* task), void* task, void (*end)(void* task),
-                const void* context, void* const* reads, int read_count, void* const* writes,
-                int write_count, const void* property, int priority, const char* name);
-} ece408_mxnet;
-
-/* 1 if the owner's sequence holds the current values of these arrays, so that a call without them has the
- * same result. 0 if not; -1 if MXNet failed; MXNet has the error. */
-ECE408_EXPORT int ece408_held_are_current(const char* owner, void* const* handles,
-                                          const ece408_mxnet* functions);
-
-typedef struct _object PyObject;
-
-/* Direct calls of a sequence that is a whole graph and holds its small parameters. `texts` has keys and
- * values of its attributes, `arrays` its inputs: a call's data, with their index in `numbers`, and
- * parameters, with -1. The caller keeps these arrays alive until it is closed, and so the last one, which
- * the sequence does not read. NULL if such calls are impossible. */
-typedef struct ece408_direct ece408_direct;
-ECE408_EXPORT ece408_direct* ece408_direct_open(const ece408_mxnet* mxnet, int attributes,
-                                                const char* const* texts, int inputs,
-                                                const int* numbers, void* const* arrays,
-                                                int outputs);
-
-/* One call, with `data` and the handles of the held parameters. The caller has Python's lock, which the
- * call releases while it computes. `results` are NULL before; the caller frees the arrays in it, whatever
- * the call returns. Returns 1 with results, which are usually complete; 0 if the call differs from the
- * first one in more than its data's values, or one of Python's `lists` does not begin with its object in
- * `firsts`; -1 if MXNet failed; MXNet has the error. */
-ECE408_EXPORT int ece408_direct_call(ece408_direct* direct, void* const* data, void* const* held,
-                                     void** results, PyObject* const* lists,
-                                     PyObject* const* firsts, int count);
-ECE408_EXPORT void ece408_direct_close(ece408_direct* direct);
+ECE408_EXPORT void ece408_memory_is_shared(void);
 
 /* 1 if none of these arrays, which are in MXNet's own memory, was written since the call before with
  * these counts of writes, which it updates; it waits for pending writes. */
@@ -138,17 +80,14 @@ ECE408_EXPORT int ece408_parameters_unchanged(void* const* handles, uint64_t* co
 /* 1 if one of the arrays of these handles is in memory that is not MXNet's own. */
 ECE408_EXPORT int ece408_are_foreign(void* const* handles, int count);
 
-/* The number of MXNet's writes to the array of this handle. */
-ECE408_EXPORT uint64_t ece408_held_writes(const void* handle);
-
 /* The deleter of a DLPack tensor: sets its manager, an `int`, to 0. */
 ECE408_EXPORT void ece408_memory_is_free(void* tensor);
 
 /* Fills in the plan for a layer, described by its node's attribute, in a direction of ece408.h, for data of
- * MXNet's type number `type` and of batch, channels, height and width `sizes`; `keeps`: packed weights are
- * kept. With a NULL layer, only the threads and the instruction set. */
+ * MXNet's type number `type` and of batch, channels, height and width `sizes`. With a NULL layer, only the
+ * threads and the instruction set. */
 typedef void ece408_ask(const char* layer, int direction, int gpu, int type, const int64_t* sizes,
-                        int keeps, ece408_plan* plan);
+                        ece408_plan* plan);
 
 /* Computes the same call in Python; 0 if it failed. The arrays are x, w, bias and y, or w, dy and dx,
  * or x, dy, dw and dbias; NULL for a missing one. */
@@ -162,15 +101,9 @@ typedef int ece408_report(const char* layer, int direction, int gpu, int type,
 
 /* The functions of ece408.h with these names, in another library. */
 typedef struct ece408_others {
-    ece408_function* forward_f32;
-    int64_t (*packed_floats)(const ece408_problem* problem, int isa, int kernel);
-    int (*pack)(const ece408_problem* problem, const float* w, const float* bias, float* packed,
-                int threads, int isa, int kernel);
-    int (*forward_packed)(const ece408_problem* problem, const float* x, const float* w,
-                          const float* bias, const float* packed, const ece408_epilogue* epilogue,
-                          float* y, int threads, int isa, int kernel);
+    int (*run)(const ece408_step* steps, int64_t count, void* const* bases, int threads, int isa,
+               double* seconds, int64_t* failed);
     void (*parallel_for)(int threads, int64_t count, ece408_chunks* chunk, const void* work);
-    void (*use_workers)(int threads);
     int (*batch_norm_forward)(const ece408_batch* batch, const float* x, const float* added,
                               const float* gamma, const float* beta, float* y, float* mean,
                               float* inverse, int threads, int isa);
@@ -235,6 +168,45 @@ ECE408_EXPORT void ece408_network_use(ece408_network_open* open, ece408_network_
 ECE408_EXPORT void ece408_network_own(const char* owner);
 ECE408_EXPORT void ece408_network_release(const char* owner);
 
+/* What Python makes of a part of a graph for inputs of given shapes. */
+typedef struct ece408_program ece408_program;
+
+/* Functions of Python for parts, which have numbers. Each returns 0 if it failed. */
+typedef struct ece408_part_functions {
+    /* Makes a program by `ece408_part_output` and `ece408_part_give`. `sizes` has for each input its type, by
+     * MXNet's number, its number of dimensions, and these. Only failures in a call are reported. */
+    int (*make)(int part, const int64_t* sizes, int64_t count, ece408_program* program, int is_call);
+    /* Takes the seconds of each step of a call, or the status of a step that failed, and its kind. */
+    int (*report)(int64_t program, const double* seconds, int64_t count, int status, int64_t step,
+                  int64_t kind);
+    /* Ends a program. */
+    int (*forget)(int64_t program);
+    /* Ends a part. */
+    int (*close)(int part);
+} ece408_part_functions;
+
+/* Before the first part. */
+ECE408_EXPORT void ece408_part_use(const ece408_part_functions* functions);
+
+/* Opens a part. `kinds` has the kind of each input, and `types` the types of all inputs and outputs. */
+ECE408_EXPORT void ece408_part_open(int part, const char* kinds, const int* types, int arrays);
+
+/* Before calls with other arrays, of these kinds, and with no call in progress. */
+ECE408_EXPORT void ece408_part_forget(int part, const char* kinds);
+
+/* No new node has this part from now on; it ends with its last node. */
+ECE408_EXPORT void ece408_part_release(int part);
+
+/* Adds the shape of the next output. */
+ECE408_EXPORT void ece408_part_output(ece408_program* program, const int64_t* shape, int dimensions);
+
+/* Copies the steps of both phases, whose operands are in MXNet's temporary memory, in `lasting_bytes` of the
+ * program's own, and in the inputs and outputs, in this order. 0 if there is no memory. */
+ECE408_EXPORT int ece408_part_give(ece408_program* program, int64_t number,
+                                   const ece408_step* for_weights, const ece408_step* for_images,
+                                   int64_t weight_steps, int64_t image_steps, int64_t arena_bytes,
+                                   int64_t lasting_bytes, int isa);
+
 /* Takes the parameters of a network that Python runs itself; 0 if that failed. */
 typedef int ece408_parameters_seen(int network, int64_t count, const ece408_array* arrays);
 
@@ -255,8 +227,7 @@ ECE408_EXPORT void ece408_before_fork(ece408_action* action);
 ECE408_EXPORT void ece408_after_fork_in_parent(void);
 ECE408_EXPORT void ece408_after_fork_in_child(void);
 
-/* With Python's lock: 1 if each of `count` Python lists begins with its object. */
-ECE408_EXPORT int ece408_are_first(PyObject* const* lists, PyObject* const* objects, int count);
+typedef struct _object PyObject;
 
 /* Replaces Python's `sys.unraisablehook`, which is passed as `otherwise`: an exception that the
  * handler of a signal raised inside a callback, where Python would drop it, is raised by the next

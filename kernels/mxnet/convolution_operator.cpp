@@ -9,9 +9,6 @@
 // Python chooses the kernel once for each layer, shape and type; the choice is valid until the
 // settings change. If Python chooses no compiled kernel, it computes the call itself. On a GPU it
 // returns launches, which are enqueued on MXNet's stream.
-//
-// In inference, weights that are variables are packed once, and again after changes
-// (kept_weights.h).
 #include <array>
 #include <cstdint>
 #include <cstdio>
@@ -22,8 +19,6 @@
 #include <vector>
 
 #include "../cpu/api/shape.h"
-#include "epilogue.h"
-#include "kept_weights.h"
 #include "library.h"
 #include "plans.h"
 
@@ -39,15 +34,10 @@ struct Layer {
     std::string description;
     int spatial = 2, bias = 0;
     bool for_data = true, for_weight = true;  // the wanted gradients; the bias's with w's
-    std::string keeps;  // the owner of the packed weights, if any
-    Epilogue epilogue;
     ece408_problem problem{};  // batch, channels, height and width are the data's
 
-    // data, weight[, bias][, gamma, beta, mean, variance][, what is added]
-    size_t vectors_end() const { return 2 + bias + (epilogue.normalizes ? 4 : 0); }
-    size_t inputs() const { return vectors_end() + (epilogue.adds ? 1 : 0); }
-
-    bool only_float32() const { return !epilogue.is_nothing(); }
+    size_t inputs() const { return 2 + bias; }
+    bool only_float32() const { return false; }
 
     bool read(const Attributes& attributes);
     bool infer(std::vector<Shape>* in, Shape* out) const;
@@ -73,9 +63,7 @@ bool Layer::read(const Attributes& attributes) {
         for_data = gradients->second.find("data") != std::string::npos;
         for_weight = gradients->second.find("weight") != std::string::npos;
     }
-    const auto owner = attributes.find("keeps");
-    if (owner != attributes.end()) keeps = owner->second;
-    return parse_epilogue(attributes, &epilogue);
+    return true;
 }
 
 // The layer's convolution of this data. One-dimensional data is images of height 1.
@@ -103,10 +91,9 @@ bool Layer::infer(std::vector<Shape>* in, Shape* out) const {
     const ece408::Shape s = ece408::derive(p);
     if (!is_size(s.out_height) || !is_size(s.out_width)) return false;
     (*in)[1] = shape_of(*this, s.filters, s.group_channels, s.kernel_h, s.kernel_w);
-    for (size_t i = 2; i < vectors_end(); i++) (*in)[i] = {static_cast<unsigned int>(s.filters)};
+    if (bias) (*in)[2] = {static_cast<unsigned int>(s.filters)};
     *out = shape_of(*this, s.batch, s.filters, s.out_height, s.out_width);
-    if (epilogue.adds) in->back() = *out;
-    return !epilogue.is_flat || flatten(out);
+    return true;
 }
 
 class Convolution : public mxnet::ext::CustomStatefulOp {
@@ -117,8 +104,7 @@ public:
     // for.
     Convolution(const Layer& layer, const std::vector<Shape>& shapes, const std::vector<int>& types,
                 const mxnet::ext::MXContext& context)
-        : layer_(layer), kept_(ece408::kept_weights().find(layer.keeps)),
-          gpu_(context.dev_type == "gpu" ? context.dev_id : ECE408_ON_CPU) {
+        : layer_(layer), gpu_(context.dev_type == "gpu" ? context.dev_id : ECE408_ON_CPU) {
         ece408_problem first;
         if (set_data(layer, shapes[0], &first)) plans().plan(call_of(first, types[0], ECE408_FORWARD));
     }
@@ -127,39 +113,17 @@ public:
                           const OpResource& resource) override {
         ece408_problem p;
         if (!set_data(layer_, (*in)[0].shape, &p)) return kRefused;
-        const Epilogue& epilogue = layer_.epilogue;
         const Arrays arrays{(*in)[0].data_ptr, (*in)[1].data_ptr,
                             layer_.bias ? (*in)[2].data_ptr : nullptr, (*out)[0].data_ptr};
-        if (gpu_ != ECE408_ON_CPU && !epilogue.is_nothing()) return kRefused;
         const auto& [call, plan, settings] = planned(p, (*in)[0].dtype);
-        const auto packed = packed_weights(p, *plan, *in);
-        ece408::Times times;
-        if (epilogue.is_nothing()) {
-            if (packed && compute_packed(p, *plan, arrays, packed.get(), nullptr, &times))
-                return plans().report(call, *plan, times) ? MX_SUCCESS : kRefused;
-            return compute(p, call, *plan, arrays, resource);
-        }
-        const auto affine = affine_of(in);
-        const float* added = epilogue.adds ? in->back().data<float>() : nullptr;
-        const ece408_epilogue all{affine->factors.data(), affine->addends.data(), added,
-                                epilogue.lowest, epilogue.highest};
-        if (compute_packed(p, *plan, arrays, packed.get(), &all, &times))
-            return plans().report(call, *plan, times) ? MX_SUCCESS : kRefused;
-        if (packed && compute_packed(p, *plan, arrays, packed.get(), nullptr, &times)) {
-            if (!plans().report(call, *plan, times)) return kRefused;
-        } else {
-            const MXReturnValue status = compute(p, call, *plan, arrays, resource);
-            if (status != MX_SUCCESS) return status;
-        }
-        run_epilogue(p, plan->threads, *affine, added, static_cast<float*>(arrays[3]));
-        return MX_SUCCESS;
+        return compute(p, call, *plan, arrays, resource);
     }
 
     // From the gradient for y, the inputs and y: the gradients for data, weight[, bias].
     MXReturnValue Backward(std::vector<MXTensor>* in, std::vector<MXTensor>* out,
                            const OpResource& resource) override {
         ece408_problem p;
-        if (!set_data(layer_, (*in)[1].shape, &p) || !layer_.epilogue.is_nothing()) return kRefused;
+        if (!set_data(layer_, (*in)[1].shape, &p)) return kRefused;
         void *const dy = (*in)[0].data_ptr, *const x = (*in)[1].data_ptr;
         void* const dbias = layer_.bias ? (*out)[2].data_ptr : nullptr;
         const int type = (*in)[1].dtype;
@@ -186,8 +150,7 @@ private:
     };
 
     Call call_of(const ece408_problem& p, int type, int direction) const {
-        const bool keeps = kept_ && direction == ECE408_FORWARD && kept_->keeps();
-        return {layer_.description, type, direction, sizes_of(p), gpu_, keeps};
+        return {layer_.description, type, direction, sizes_of(p), gpu_};
     }
 
     static std::array<int64_t, 4> sizes_of(const ece408_problem& p) {
@@ -272,57 +235,7 @@ private:
         return plan.bias_gradient(&p, a[1], a[3], 0, plan.threads);
     }
 
-    static bool is_in_float32(const Plan& plan) {
-        return plan.function &&
-               plan.function == reinterpret_cast<void*>(plans().others().forward_f32);
-    }
-
-    // Null if no weights are packed.
-    std::shared_ptr<const float> packed_weights(const ece408_problem& p, const Plan& plan,
-                                                const std::vector<MXTensor>& in) const {
-        if (!kept_ || !is_in_float32(plan)) return nullptr;
-        return kept_->packed(p, plan, in[1], layer_.bias ? &in[2] : nullptr);
-    }
-
-    std::shared_ptr<const Affine> affine_of(std::vector<MXTensor>* in) const {
-        const int64_t filters = layer_.problem.filters;
-        const size_t first = 2 + layer_.bias;
-        if (kept_ && layer_.epilogue.is_kept)
-            return kept_->affine(layer_.epilogue, filters, in->data() + first);
-        return std::make_shared<Affine>(::affine_of(layer_.epilogue, filters, in, first));
-    }
-
-    // With packed weights and an epilogue, unless null. Returns false, and does nothing, if the
-    // kernel has no such variant.
-    static bool compute_packed(const ece408_problem& p, const Plan& plan, const Arrays& a,
-                               const float* packed, const ece408_epilogue* epilogue,
-                               ece408::Times* times) {
-        if (!is_in_float32(plan)) return false;
-        const auto start = ece408::Clock::now();
-        const int status = plans().others().forward_packed(
-            &p, static_cast<float*>(a[0]), static_cast<float*>(a[1]),
-            static_cast<float*>(a[2]), packed, epilogue, static_cast<float*>(a[3]), plan.threads,
-            plan.isa, plan.kernel);
-        times->all = ece408::seconds_since(start);
-        return status == ECE408_OK;
-    }
-
-    // In float32, on the CPU.
-    void run_epilogue(const ece408_problem& p, int threads, const Affine& affine, const float* added,
-                float* y) const {
-        const ece408::Shape s = ece408::derive(p);
-        const int64_t pixels = s.out_height * s.out_width;
-        plans().parallel_for(threads, s.batch * s.filters, [&](int64_t begin, int64_t end) {
-            for (int64_t plane = begin; plane < end; plane++) {
-                const int64_t first = plane * pixels;
-                apply_to_plane(layer_.epilogue, affine, plane % s.filters, pixels, y + first,
-                             added ? added + first : nullptr, y + first);
-            }
-        });
-    }
-
     Layer layer_;
-    std::shared_ptr<ece408::KeptWeights> kept_;
     int gpu_;
     Planned last_;
 };
@@ -335,21 +248,3 @@ REGISTER_OP(ece408_convolution)
     .setCreateOpState(create<Convolution>, "gpu");
 
 }  // namespace
-
-// Never destroyed: MXNet's threads may still be running when the process ends.
-ece408::Owners<ece408::KeptWeights>& ece408::kept_weights() {
-    static auto* const all = new Owners<KeptWeights>;
-    return *all;
-}
-
-void ece408_weights_own(const char* owner) {
-    ece408::kept_weights().own(owner, std::make_shared<ece408::KeptWeights>());
-}
-
-void ece408_weights_forget(const char* owner, int keeps) {
-    if (const auto kept = ece408::kept_weights().find(owner)) kept->forget(keeps != 0);
-}
-
-void ece408_weights_release(const char* owner) { ece408::kept_weights().release(owner); }
-
-void ece408_weights_are_shared(void) { ece408::KeptWeights::are_shared = true; }

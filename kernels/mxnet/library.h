@@ -11,7 +11,6 @@
 #include <unordered_map>
 #include <vector>
 
-#include "epilogue.h"
 #include "plans.h"
 
 namespace {
@@ -43,38 +42,6 @@ inline bool made_here(const Attributes& attributes) {
     return key != attributes.end() && ece408::plans().made(key->second);
 }
 
-inline bool is_flat(const Attributes& attributes) { return attributes.count("flat") != 0; }
-
-inline bool parse_epilogue(const Attributes& attributes, Epilogue* epilogue) {
-    const auto normalize = attributes.find("normalize"), bounds = attributes.find("bounds");
-    epilogue->adds = attributes.count("adds") != 0;
-    epilogue->is_flat = is_flat(attributes);
-    if (normalize != attributes.end()) {
-        int scaled = 0;
-        unsigned long long bits = 0;
-        if (std::sscanf(normalize->second.c_str(), "%d %llu", &scaled, &bits) != 2) return false;
-        epilogue->normalizes = true;
-        epilogue->is_kept = attributes.count("of_variables") != 0;
-        epilogue->scaled = scaled != 0;
-        epilogue->epsilon = with_bits_of<double>(static_cast<uint64_t>(bits));
-    }
-    unsigned int lowest = 0, highest = 0;
-    if (bounds == attributes.end()) return true;
-    if (std::sscanf(bounds->second.c_str(), "%u %u", &lowest, &highest) != 2) return false;
-    epilogue->lowest = with_bits_of<float>(uint32_t{lowest});
-    epilogue->highest = with_bits_of<float>(uint32_t{highest});
-    return true;
-}
-
-// From gamma, beta, mean and variance, inputs `first` and later, if present.
-inline Affine affine_of(const Epilogue& epilogue, int64_t filters, std::vector<MXTensor>* in,
-                        size_t first) {
-    const float* parameters[4] = {};
-    for (size_t i = 0; epilogue.normalizes && i < 4; i++)
-        parameters[i] = (*in)[first + i].data<float>();
-    return affine(epilogue, filters, parameters);
-}
-
 // MXNet's number for a type that is not known yet; float32, float64 and float16 are 0 to 2.
 constexpr int kUnknownType = -1;
 
@@ -84,17 +51,6 @@ inline bool is_size(int64_t size) { return size > 0 && size <= INT32_MAX; }
 inline bool are_sizes(const Shape& shape) {
     for (unsigned int size : shape)
         if (!is_size(size)) return false;
-    return true;
-}
-
-// The shape of MXNet's Flatten; false if it is too large for that.
-inline bool flatten(Shape* shape) {
-    int64_t rest = 1;
-    for (size_t i = 1; i < shape->size(); i++) {
-        rest *= (*shape)[i];
-        if (!is_size(rest)) return false;
-    }
-    *shape = {(*shape)[0], static_cast<unsigned int>(rest)};
     return true;
 }
 

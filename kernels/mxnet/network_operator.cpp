@@ -9,15 +9,14 @@
 #include <utility>
 #include <vector>
 
-#include "array_versions.h"
 #include "callbacks.h"
 #include "library.h"
 #include "owners.h"
 #include "python_calls.h"
+#include "versions.h"
 
 namespace {
 
-using ece408::ArrayVersions;
 using ece408::described;
 
 ece408_network_open* open_network = nullptr;
@@ -29,7 +28,7 @@ class Network {
 public:
     // `inputs` has a character for each input.
     Network(int number, const std::string& inputs)
-        : number_(number), inputs_(inputs), versions_(inputs.size()) {}
+        : number_(number), inputs_(inputs), versions_(inputs) {}
 
     Network(const Network&) = delete;
 
@@ -41,12 +40,8 @@ public:
         if (in.size() != inputs_.size()) return false;
         std::vector<ece408_array> data, parameters, results;
         for (size_t i = 0; i < in.size(); i++) {
-            const char kind = inputs_[i];
-            if (kind == ECE408_DATA)
-                data.push_back(described(in[i], ArrayVersions::next()));
-            else
-                parameters.push_back(
-                    described(in[i], versions_.of(i, in[i], kind == ECE408_PARAMETER)));
+            auto& arrays = inputs_[i] == ECE408_DATA ? data : parameters;
+            arrays.push_back(described(in[i], versions_.of(i, in[i])));
         }
         for (const MXTensor& array : out) results.push_back(described(array, 0));
         return ece408::run_python([&] {
@@ -58,7 +53,7 @@ public:
 private:
     int number_;
     std::string inputs_;
-    ArrayVersions versions_;
+    ece408::Versions versions_;
 };
 
 // Never destroyed: MXNet's threads may still be running when the process ends.

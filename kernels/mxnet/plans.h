@@ -28,7 +28,6 @@ struct Call {
     int direction = ECE408_FORWARD;
     std::array<int64_t, 4> sizes{};  // batch, channels, height, width
     int gpu = ECE408_ON_CPU;
-    bool keeps = false;  // whether the layer's weights are kept packed
 
     const char* name() const { return layer.empty() ? nullptr : layer.c_str(); }
     // Layers that differ in name only have one plan: each new net of Gluon's has new names.
@@ -37,9 +36,9 @@ struct Call {
 private:
     using Sizes = std::array<int64_t, 4>;
 
-    std::tuple<const Sizes&, int, int, int, bool, std::string_view> key() const {
+    std::tuple<const Sizes&, int, int, int, std::string_view> key() const {
         const std::string_view all = layer;
-        return {sizes, type, direction, gpu, keeps, all.substr(0, all.find('\n'))};
+        return {sizes, type, direction, gpu, all.substr(0, all.find('\n'))};
     }
 };
 
@@ -93,7 +92,7 @@ public:
         }
         const auto answer = std::make_shared<Plan>();
         run_python([&] {
-            ask_(call.name(), call.direction, call.gpu, call.type, call.sizes.data(), call.keeps,
+            ask_(call.name(), call.direction, call.gpu, call.type, call.sizes.data(),
                  answer.get());
             return 1;
         });
@@ -140,27 +139,8 @@ public:
         others_.parallel_for(threads, count, run, &work);
     }
 
-    // While one lives, its thread sees the settings of the start: reading the environment for each
-    // layer takes longer than some layers.
-    class Settled {
-    public:
-        explicit Settled(Plans* plans) : before_(settled_) {
-            if (before_) return;
-            plans->generation();
-            settled_ = true;
-        }
-        Settled(const Settled&) = delete;
-        ~Settled() { settled_ = before_; }
-
-    private:
-        bool before_;
-    };
-
 private:
-    static inline thread_local bool settled_ = false;
-
     void watch_environment() {
-        if (settled_) return;
         for (size_t i = 0; i < environment_.size(); i++) {
             const char* value = std::getenv(kVariables[i]);
             if (environment_[i] == (value ? value : "")) continue;

@@ -22,8 +22,6 @@ void PyErr_Fetch(PyObject** type, PyObject** value, PyObject** traceback);
 void PyErr_Restore(PyObject* type, PyObject* value, PyObject* traceback);
 int PyGILState_Ensure(void);
 void PyGILState_Release(int state);
-PyObject* PyList_GetItem(PyObject* list, intptr_t place);
-intptr_t PyList_Size(PyObject* list);
 PyObject* PyObject_CallFunctionObjArgs(PyObject* callable, ...);
 PyObject* PyObject_GetAttrString(PyObject* object, const char* name);
 int PyObject_IsTrue(PyObject* object);
@@ -183,12 +181,6 @@ void ece408_after_fork_in_child(void) {
     if (depth > 0 && puts_off) sigaction(SIGINT, &python_handler, nullptr);
     depth = 0;
     interrupted = false;
-}
-
-int ece408_are_first(PyObject* const* lists, PyObject* const* objects, int count) {
-    for (int i = 0; i < count; i++)
-        if (PyList_Size(lists[i]) < 1 || PyList_GetItem(lists[i], 0) != objects[i]) return 0;
-    return 1;
 }
 
 PyObject* ece408_unraisable(PyObject* is_of_signal, PyObject* otherwise, PyObject* given) {

@@ -242,14 +242,6 @@ def test_nodes_on_several_threads(cuda, by_python):
         node.close()
 
 
-def test_what_follows_a_convolution_is_not_for_a_gpu(cuda, by_python):
-    bounds = " ".join(str(np.float32(each).view(np.uint32)) for each in (0, np.inf))
-    node = LibraryNode(LAYER, PROBLEM, bounds=bounds)
-    assert not node.forward([X, W], Y)
-    assert _notes(cuda, "launch") == []
-    node.close()
-
-
 @pytest.mark.parametrize(
     ("built_with_cuda", "reason", "expected"),
     [(False, None, False), (True, None, True), (True, "it is too new", True)],

@@ -7,7 +7,6 @@ import pytest
 
 import ece408_op
 from ece408_op.operator import native_handles
-from ece408_op.operator.graphs import held
 
 CHANNELS = 64  # 3x3 weights larger than is compared, or cached
 
@@ -49,12 +48,12 @@ def test_mxnets_memory_is_known(mx, own):
     assert not native_handles.are_foreign([array])
 
 
-def make_net(mx, channels, sequences):
+def make_net(mx, channels, parts):
     nn = mx.gluon.nn
     net = nn.HybridSequential(prefix="net_")
     with net.name_scope():
         net.add(nn.Conv2D(channels, 3, in_channels=3), nn.BatchNorm(in_channels=channels))
-        net.add(*[nn.HybridLambda("softsign") for _ in range(sequences - 1)])
+        net.add(*[nn.HybridLambda("arctan") for _ in range(parts - 1)])
         net.add(nn.Conv2D(CHANNELS, 3, in_channels=channels))
     mx.random.seed(3)
     net.initialize(mx.init.Uniform(0.5))
@@ -72,7 +71,7 @@ def expect(mx, found, net, x):
 
 
 def several_times(net, x):
-    for _ in range(3 * held._FEWEST):
+    for _ in range(4):
         found = net(x)
     return found
 
@@ -83,11 +82,11 @@ def x(mx, rng):
 
 
 @pytest.mark.parametrize("make", [from_numpy, from_dlpack])
-@pytest.mark.parametrize("sequences", [1, 2])
+@pytest.mark.parametrize("parts", [1, 2])
 @pytest.mark.parametrize("channels", [8, CHANNELS])
 @pytest.mark.parametrize("which", ["0.weight", "0.bias", "1.gamma", "1.running_var", "-1.weight"])
-def test_what_the_owner_writes_is_followed(mx, x, rng, make, sequences, channels, which):
-    net = make_net(mx, channels, sequences)
+def test_what_the_owner_writes_is_followed(mx, x, rng, make, parts, channels, which):
+    net = make_net(mx, channels, parts)
     ece408_op.swap(net)
     net.hybridize()
     several_times(net, x)  # caches of the earlier arrays are not used for them

@@ -176,25 +176,6 @@ def test_other_weights_in_their_place_are_noticed(mx, x, rng, block, flags):
 
 
 @pytest.mark.parametrize("flags", FLAGS)
-def test_weights_after_training_with_others_are_noticed(mx, x, rng, block, flags):
-    """Training in between uses another graph, and may free other arrays."""
-    block.hybridize(**flags)
-    last, again = None, 0
-    for _ in range(20):
-        w = mx.nd.array(rng.uniform(-1, 1, (16, 8, 1, 1)))
-        again += array_memory.pointer(w) == last
-        last = array_memory.pointer(w)
-        expect(block(x, w), _expected(mx, x, w))
-        other = mx.nd.array(rng.uniform(-1, 1, (16, 8, 1, 1)))
-        other.attach_grad()
-        with mx.autograd.record():
-            block(x, other).wait_to_read()
-        del w, other
-        mx.nd.waitall()
-    assert again == 0  # the last one is still referenced
-
-
-@pytest.mark.parametrize("flags", FLAGS)
 def test_weights_that_are_computed_are_noticed(mx, x, rng, flags):
     class Block(mx.gluon.HybridBlock):
         def hybrid_forward(self, F, x, w):

@@ -35,7 +35,7 @@ class Lending(CpuBackend):
         super().__init__()
         self._pool = pool
 
-    def native_function(self, problem, direction, keeps_weights=False):
+    def native_function(self, problem, direction):
         return None
 
     def result_memory(self, problem):

@@ -37,15 +37,13 @@ class CpuBackend(Backend):
         self.require_bias(problem, bias)
         return _run("forward", self._precision, problem, x, w, bias, y, accumulate=accumulate)
 
-    def native_function(
-        self, problem: ConvProblem, direction: str, keeps_weights: bool = False
-    ) -> NativeFunction | None:
+    def native_function(self, problem: ConvProblem, direction: str) -> NativeFunction | None:
         precision = self._precision if direction == "forward" else self._gradient_precision
         is_strict = precision == "strict"
         if is_strict and problem.dtype == "float16":
             return None
         isa = chosen_isa()
-        kernel = native.choose(problem, direction, isa, is_strict, keeps_weights)
+        kernel = native.choose(problem, direction, isa, is_strict)
         of_bias = direction == "backward_weight"
         return NativeFunction(
             native.address(direction, problem.dtype, is_strict),

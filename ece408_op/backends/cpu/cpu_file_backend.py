@@ -35,9 +35,7 @@ class FileBackend(CpuBackend):
     def prepare(self, problem: ConvProblem, direction: str) -> None:
         load(self._file)
 
-    def native_function(
-        self, problem: ConvProblem, direction: str, keeps_weights: bool = False
-    ) -> NativeFunction | None:
+    def native_function(self, problem: ConvProblem, direction: str) -> NativeFunction | None:
         if direction != "forward":
             return super().native_function(problem, direction)
         found = load(self._file)

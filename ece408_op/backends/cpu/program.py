@@ -190,11 +190,14 @@ def run(
         steps, count, bases, threads, native.ISA_CODES[isa], seconds, ctypes.byref(failed)
     )
     if status:
-        error = native.FAILURES.get(status, Ece408Error)
-        kind = steps[failed.value].kind
-        name = Kind(kind).name if kind in list(Kind) else f"of kind {kind}"
-        raise error(
-            f"step {failed.value} of a program, {name}, failed with status {status} "
-            f"({error.__name__})"
-        )
+        raise failure(status, failed.value, steps[failed.value].kind)
     return None if seconds is None else list(seconds)
+
+
+def failure(status: int, step: int, kind: int) -> Ece408Error:
+    """Return the error of a program whose step number `step` returned this status."""
+    error = native.FAILURES.get(status, Ece408Error)
+    name = Kind(kind).name if kind in list(Kind) else f"of kind {kind}"
+    return error(
+        f"step {step} of a program, {name}, failed with status {status} ({error.__name__})"
+    )

@@ -60,58 +60,23 @@ class Memory:
         native.ask_for_huge_pages(self.address, nbytes)
 
 
-class CpuProgram:
-    """Steps with what lasts of their weights; calls bring `arena_bytes` of memory. Weights are read
-    in `prepare` only, unless `reads_weights` is set after it: a kernel could not pack some that are
-    not finite."""
+class CpuCode:
+    """Steps as structures, for calls that bring `arena_bytes` of memory and keep `lasting_bytes` of
+    their weights. With `copies`, weights that images need are copied there, too, unless they are
+    packed."""
 
-    def __init__(self, steps: Steps, inputs: Sequence[Value]) -> None:
+    def __init__(self, steps: Steps, inputs: int, copies: bool) -> None:
         self.steps = steps
         self.isa = chosen_isa()
-        self.reads_weights = False
-        # Calls with these weights are prepared.
-        self.generation = -1
+        self._inputs = inputs
         self._places = places(replace(steps, outputs=[]), ())
         self.arena_bytes = self._places.device_bytes
+        self.lasting_bytes = self._places.lasting_bytes
         self._copied: dict[int, tuple[int, int]] = {}
-        self._lasting_bytes = self._places.lasting_bytes
-        self._packed = [step.arrays["y"] for step in steps.for_weights if _kind(step) == Kind.PACK]
-        for step in steps.for_images:
+        for step in steps.for_images if copies else ():
             self._copy_weights(step)
-        self._inputs = len(inputs)
-        self._data = [each.buffer.number for each in inputs if each.buffer.kind == INPUT]
-        self._lasting = Memory(self._lasting_bytes)
-        self._for_weights = self._made(steps.for_weights, False)
-        self._for_images = self._made(steps.for_images, True)
-        count = 2 + len(inputs) + len(steps.outputs)
-        self._bases = (ctypes.c_void_p * count)(None, self._lasting.address)
-
-    def prepare(self, arena: Memory, arrays: Sequence[Array]) -> None:
-        """Copy and pack weights."""
-        self._bases[0] = arena.address
-        for number, (offset, nbytes) in self._copied.items():
-            ctypes.memmove(self._lasting.address + offset, arrays[number].address, nbytes)
-        self._place(arrays, range(self._inputs))
-        self._run(self._for_weights, False)
-        packed = (self._lasting.address + self._places.of(y.buffer) for y in self._packed)
-        self.reads_weights = not all(ctypes.c_int32.from_address(at).value for at in packed)
-
-    def run(
-        self, arena: Memory, arrays: Sequence[Array], outputs: Sequence[Array], timed: bool
-    ) -> list[float] | None:
-        """Compute the outputs; return the seconds of each step if `timed`."""
-        self._bases[0] = arena.address
-        self._place(arrays, range(self._inputs) if self.reads_weights else self._data)
-        for number, array in enumerate(outputs, 2 + self._inputs):
-            self._bases[number] = array.address
-        return self._run(self._for_images, timed)
-
-    def _place(self, arrays: Sequence[Array], numbers: Iterable[int]) -> None:
-        for number in numbers:
-            self._bases[2 + number] = arrays[number].address
-
-    def _run(self, steps: Any, timed: bool) -> list[float] | None:
-        return program.run(steps, len(steps), self._bases, settings.threads(), self.isa, timed)
+        self.for_weights = self._made(steps.for_weights, False)
+        self.for_images = self._made(steps.for_images, True)
 
     def _copy_weights(self, step: Step) -> None:
         """Plan copies of the weights that a call would read, except those that are packed."""
@@ -119,8 +84,8 @@ class CpuProgram:
         for name, value in step.arrays.items():
             buffer = value.buffer
             if buffer.kind == WEIGHT and name not in packed and buffer.number not in self._copied:
-                self._copied[buffer.number] = self._lasting_bytes, buffer.nbytes
-                self._lasting_bytes = aligned(self._lasting_bytes + buffer.nbytes)
+                self._copied[buffer.number] = self.lasting_bytes, buffer.nbytes
+                self.lasting_bytes = aligned(self.lasting_bytes + buffer.nbytes)
 
     def _made(self, steps: Sequence[Step], for_images: bool) -> Any:
         made = (program.Step * len(steps))()
@@ -151,6 +116,49 @@ class CpuProgram:
             base = 2 + buffer.number
         image = 0 if value.shape[:1] == (1,) else value.image
         return program.Operand(offset, image, base, kind)
+
+
+class CpuProgram(CpuCode):
+    """Code with its lasting memory. Weights are read in `prepare` only, unless `reads_weights` is
+    set after it: a kernel could not pack some that are not finite."""
+
+    def __init__(self, steps: Steps, inputs: Sequence[Value]) -> None:
+        super().__init__(steps, len(inputs), copies=True)
+        self.reads_weights = False
+        # Calls with these weights are prepared.
+        self.generation = -1
+        self._packed = [step.arrays["y"] for step in steps.for_weights if _kind(step) == Kind.PACK]
+        self._data = [each.buffer.number for each in inputs if each.buffer.kind == INPUT]
+        self._lasting = Memory(self.lasting_bytes)
+        count = 2 + len(inputs) + len(steps.outputs)
+        self._bases = (ctypes.c_void_p * count)(None, self._lasting.address)
+
+    def prepare(self, arena: Memory, arrays: Sequence[Array]) -> None:
+        """Copy and pack weights."""
+        self._bases[0] = arena.address
+        for number, (offset, nbytes) in self._copied.items():
+            ctypes.memmove(self._lasting.address + offset, arrays[number].address, nbytes)
+        self._place(arrays, range(self._inputs))
+        self._run(self.for_weights, False)
+        packed = (self._lasting.address + self._places.of(y.buffer) for y in self._packed)
+        self.reads_weights = not all(ctypes.c_int32.from_address(at).value for at in packed)
+
+    def run(
+        self, arena: Memory, arrays: Sequence[Array], outputs: Sequence[Array], timed: bool
+    ) -> list[float] | None:
+        """Compute the outputs; return the seconds of each step if `timed`."""
+        self._bases[0] = arena.address
+        self._place(arrays, range(self._inputs) if self.reads_weights else self._data)
+        for number, array in enumerate(outputs, 2 + self._inputs):
+            self._bases[number] = array.address
+        return self._run(self.for_images, timed)
+
+    def _place(self, arrays: Sequence[Array], numbers: Iterable[int]) -> None:
+        for number in numbers:
+            self._bases[2 + number] = arrays[number].address
+
+    def _run(self, steps: Any, timed: bool) -> list[float] | None:
+        return program.run(steps, len(steps), self._bases, settings.threads(), self.isa, timed)
 
 
 def _kind(step: Step) -> Kind | None:

@@ -1,1 +1,1 @@
-"""Recognition, guarding, compilation, fusion and binding of the graphs that MXNet runs."""
+"""Recognition, guarding, compilation, partition and binding of the graphs that MXNet runs."""

@@ -7,7 +7,6 @@ import functools
 from typing import Any
 
 from . import (
-    block_calls,
     cached_ops,
     executors,
     graph_json,
@@ -27,7 +26,6 @@ def install(mxnet: Any) -> None:
     partition.install(mxnet)
     part_executors.install(mxnet)
     part_cached_ops.install(mxnet)
-    block_calls.install(mxnet)
 
 
 def _partitioning(method: Any) -> Any:

@@ -1,29 +1,25 @@
 """CachedOps, which hybridized Gluon blocks run, on graphs with our operator.
 
 They run the graph with guards (see `guards`). On the CPU they run the compiled operator instead:
-outside `autograd.record()` with fused epilogues, within it with gradients. On a GPU they run the
-compiled operator outside `autograd.record()`.
+outside `autograd.record()` in parts of one node each, within it with gradients. On a GPU they run
+the compiled operator outside `autograd.record()`.
 """
 
 from __future__ import annotations
 
 import contextlib
-import functools
 import operator
-from collections.abc import Mapping, Sequence
-from typing import Any, Callable
+from collections.abc import Collection, Sequence
+from typing import Any
 
 import numpy as np
 
-from .. import array_memory, autograd_state, compiled_operator
-from ..native_handles import Owner
-from . import compiled_graphs, graph_inference, graph_json, guards, sequences, training_graphs
+from .. import array_memory, autograd_state, compiled_operator, parts_at_work
+from ..parts_at_work import Parts
+from . import compiled_graphs, graph_inference, graph_json, guards, partition, training_graphs
 from .graph_json import Graph
-from .held import HeldCalls
-from .permuted_cached_op import OrderedOp
 
-# A compiled operator's key: (on a GPU, for training).
-_INFERENCE = (False, False)
+Flags = Sequence[tuple[str, Any]]
 
 
 def install(mxnet: Any) -> None:
@@ -37,11 +33,9 @@ def _cached_op_class(plain: Any) -> Any:
     class CachedOp(plain):
         """A CachedOp that runs the guarded or the compiled form of our graphs."""
 
-        def __init__(self, sym: Any, flags: Sequence[tuple[str, Any]] = ()) -> None:
+        def __init__(self, sym: Any, flags: Flags = ()) -> None:
             graph = graph_json.read(sym)
             self._ours: Any = None
-            # The object that can repeat calls, if any.
-            self.repeatable: DualCachedOp | None = None
             # A partitioned graph already has guards.
             if graph is None or graph_json.is_partitioned(graph):
                 super().__init__(sym, flags)
@@ -55,7 +49,6 @@ def _cached_op_class(plain: Any) -> Any:
                 self._ours = _ByShapes(plain, sym, graph, flags)
             else:
                 self._ours = DualCachedOp(plain, super(), sym, graph, flags)
-                self.repeatable = None if self.is_np_sym else self._ours
 
         def __call__(self, *arrays: Any, **keywords: Any) -> Any:
             call = super().__call__ if self._ours is None else self._ours
@@ -78,9 +71,7 @@ class DualCachedOp:
     Compiled graphs are created at first use; with static memory each has its own memory.
     """
 
-    def __init__(
-        self, plain: Any, guarded: Any, symbol: Any, graph: Graph, flags: Sequence[tuple[str, Any]]
-    ) -> None:
+    def __init__(self, plain: Any, guarded: Any, symbol: Any, graph: Graph, flags: Flags) -> None:
         self._plain = plain
         self._guarded = guarded
         self._symbol, self._graph = symbol, graph
@@ -92,52 +83,16 @@ class DualCachedOp:
         self._flags = [flag for flag in flags if flag[0] not in ("data_indices", "param_indices")]
         self._adds = autograd_state.may_add()
         self._states = [n for n, name in enumerate(self._names) if name in states]
-        # By (on a GPU, for training); `None` if compilation failed.
-        self._compiled: dict[tuple[bool, bool], _Compiled | None] = {}
+        # By (on a GPU, for training, how parts run); `None` if compilation failed.
+        self._compiled: dict[tuple[bool, bool, str], _Compiled | None] = {}
         self._last: _Compiled | None = None
         self._is_monitored = False
         taken = compiled_graphs.weights(graph) - self._data
         self._weights = [n for n, name in enumerate(self._names) if name in taken]
-        # Names of inputs of which nodes may keep derived data.
-        self._kept = compiled_graphs.kept(graph)
-        # The last call if a block made it, for `block_calls`.
-        self.block_call: Any = None
-
-    def can_repeat(self) -> bool:
-        """Return whether the last call ran the compiled operator on the CPU outside
-        `autograd.record()`, and can be repeated with other data."""
-        from mxnet import autograd
-
-        if autograd.is_recording() or autograd.is_training() or self._is_monitored:
-            return False
-        last = self._last
-        # Data may be other arrays in each call.
-        keeps_data = not self._kept.isdisjoint(self._data)
-        return last is not None and last is self._compiled.get(_INFERENCE) and not keeps_data
-
-    @property
-    def held(self) -> HeldCalls | None:
-        """Call after `can_repeat`: return the calls of the compiled operator without small
-        parameters."""
-        compiled = self._compiled[_INFERENCE]
-        return None if compiled is None else compiled.held
-
-    def repeat(self, parameters: Sequence[Any], data: Mapping[int, Any]) -> Any:
-        """Call after `can_repeat`: call with the last call's parameters in their positions, and
-        `data`, which is on the CPU, in the others."""
-        # Not the last one used: another thread may have called another since `can_repeat`.
-        compiled = self._compiled[_INFERENCE]
-        assert compiled is not None
-        tries = contextlib.suppress(*compiled_graphs.failures())
-        with compiled.repeated(parameters, data) as call, tries:
-            return call()
-        given = (data.get(place, each) for place, each in enumerate(parameters))
-        return self._guarded.__call__(*given)
 
     def __call__(self, *arrays: Any, **keywords: Any) -> Any:
         from mxnet import autograd
 
-        self.block_call = None
         records = autograd.is_recording()
         # In other modes a normalisation moves averages without gradients, or has gradients without
         # them.
@@ -162,7 +117,6 @@ class DualCachedOp:
     def register_hook(self, callback: Any, monitor_all: bool) -> None:
         """Make a monitor's callback see all nodes but guards."""
         self._is_monitored = bool(callback)
-        self.block_call = None
         heard = guards.unheard(callback) if callback else callback
         self._guarded._register_op_hook(heard, monitor_all)
 
@@ -173,8 +127,8 @@ class DualCachedOp:
             without = [n for n in self._without if not autograd_state.has_gradient(arrays[n])]
             if len(without) < len(self._without) or self._adds != autograd_state.may_add():
                 self._without, self._adds = without, autograd_state.may_add()
-                self._compiled.pop((False, True), None)
-        key = on_gpu, trains
+                self._compiled.pop((False, True, ""), None)
+        key = on_gpu, trains, "" if on_gpu or trains else parts_at_work.mode()
         if key not in self._compiled:
             found = None
             with compiled_graphs.ONE_AT_A_TIME, contextlib.suppress(*compiled_graphs.failures()):
@@ -186,73 +140,73 @@ class DualCachedOp:
 
     def _compile(self, arrays: Sequence[Any], trains: bool, on_gpu: bool) -> _Compiled | None:
         inputs = dict(zip(self._names, arrays))
-        only_float32 = all(array.dtype == np.float32 for array in arrays)
         shapes = {name: array.shape for name, array in inputs.items()}
-        owner = None
+        opened = None
         if trains:
+            only_float32 = all(array.dtype == np.float32 for array in arrays)
             without = {self._names[number] for number in self._without}
             wanted = set(self._names) - without - set(self._symbol.list_auxiliary_states())
             # It is unknown which gradients are to be added.
             added = wanted if self._adds else ()
-            compiled = training_graphs.compiled(
+            found = training_graphs.compiled(
                 self._symbol, self._graph, shapes, wanted, added, only_float32
             )
+        elif on_gpu:
+            found = compiled_graphs.compiled(self._symbol, self._graph, shapes)
         else:
-            fuse = sequences.fused if only_float32 and not on_gpu else None
-            if not on_gpu:
-                owner = compiled_graphs.owner_of_weights(self._graph)
-            compiled = compiled_graphs.compiled(
-                self._symbol, self._graph, shapes, fuse, owner=owner
+            found, opened = partition.with_parts(
+                self._symbol, self._graph, inputs, self._data or None
             )
-        if compiled is None:
+        if found is None:
             return None
-        given = self._plain, compiled, self._names, self._data, self._flags
-        kept = [n for n, name in enumerate(self._names) if owner and name in self._kept]
-        floats = {name: array.size for name, array in inputs.items()}
-        held = HeldCalls.of(*given, floats) if owner else None
-        return _Compiled(OrderedOp(*given), owner, kept, held)
+        return _Compiled(self._plain, found, self._names, self._data, self._flags, opened)
 
 
 class _Compiled:
-    """A compiled graph and the owner of what its nodes keep: packed weights, factors and addends.
-    It holds the parameters from which these were computed: the inputs `kept` of its last call. Call
-    `hold` before each call."""
+    """A CachedOp of a compiled graph, whose inputs are in an order of its own, and its parts. It
+    holds the arrays of its last call that parts take as parameters. Call `hold` before each
+    call."""
 
     def __init__(
-        self, op: OrderedOp, owner: Owner | None, kept: list[int], held: HeldCalls | None
+        self,
+        plain: Any,
+        symbol: Any,
+        names: Sequence[str],
+        data: Collection[str],
+        flags: Flags,
+        opened: Parts | None,
     ) -> None:
-        self.call = op
-        self.held = held
-        self._owner, self._kept = owner, kept
-        self._given: list[Any] = []
+        own = symbol.list_inputs()
+        self._order = [names.index(name) for name in own]
+        is_data = [name in data for name in own]
+        indices = [
+            (key, [place for place, each in enumerate(is_data) if each == wanted])
+            for key, wanted in (("data_indices", True), ("param_indices", False))
+        ]
+        self._op = plain(symbol, [*indices, *flags])
+        self._parts = opened
+        kept = opened.parameters if opened else ()
+        self._kept = {name: names.index(name) for name in kept}
+        self._given: list[Any] | None = None
 
-    def repeated(
-        self, parameters: Sequence[Any], data: Mapping[int, Any]
-    ) -> contextlib.AbstractContextManager[Callable[[], list[Any]]]:
-        """Provide a call with the last call's parameters in their positions, and `data` in the
-        others. Raises the errors of writes to parameters."""
-        call = functools.partial(self.call.repeat, parameters, data)
-        if self.held is None:
-            return contextlib.nullcontext(call)
-        return self.held.chosen(parameters, data, call)
+    def call(self, *given: Any, **keywords: Any) -> Any:
+        return self._op(*(given[number] for number in self._order), **keywords)
 
     def hold(self, given: Sequence[Any]) -> None:
         """Hold the parameters of the next call. If they differ, wait for the last call, which may
         still read its own."""
-        kept = [given[number] for number in self._kept]
-        are_others = any(map(operator.is_not, kept, self._given)) or not self._given
-        if self._owner is not None and are_others:
-            array_memory.wait_for_uses(self._given)
-            self._owner.forget(kept)
-        self._given = kept
+        kept = [given[number] for number in self._kept.values()]
+        given_before, self._given = self._given, kept
+        are_same = given_before is not None and all(map(operator.is_, kept, given_before))
+        if self._parts is not None and not are_same:
+            array_memory.wait_for_uses(given_before or ())
+            self._parts.forget(dict(zip(self._kept, kept)))
 
 
 class _ByShapes:
     """One CachedOp per shape of the inputs, for graphs with sources that depend on it."""
 
-    def __init__(
-        self, plain: Any, symbol: Any, graph: Graph, flags: Sequence[tuple[str, Any]]
-    ) -> None:
+    def __init__(self, plain: Any, symbol: Any, graph: Graph, flags: Flags) -> None:
         self._plain = plain
         self._symbol = symbol
         self._graph = graph

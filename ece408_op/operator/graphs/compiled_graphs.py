@@ -11,8 +11,7 @@ from typing import Any, Callable
 from ...errors import Ece408Error
 from .. import compiled_operator
 from ..conv_attributes import ConvAttributes
-from ..native_handles import KEEPS, Owner
-from . import fusion, graph_json
+from . import graph_json
 from .graph_json import Graph, Node
 
 # Returns an equivalent graph with fewer nodes; it may change the given one.
@@ -46,15 +45,13 @@ def compiled(
     shapes: Mapping[str, Sequence[int]],
     fuse: Fuse | None = None,
     gradients: Mapping[int, str] | None = None,
-    owner: Owner | None = None,
 ) -> Any:
     """Return the graph of `symbol` as a Symbol with `ece408_convolution` for our operator, or
     `None`.
 
-    `fuse`, such as `sequences.fused`, fuses further nodes into ours; arguments may then come in
-    another order, and moving averages become arguments. `gradients` maps our nodes' numbers to the
-    gradients that they compute (default: all). `owner`, from `owner_of_weights`, owns packed
-    weights: of weights that are variables.
+    `fuse` fuses further nodes into ours. `gradients` maps our nodes' numbers to the gradients that
+    they compute (default: all). With nodes of parts, arguments may come in another order, and
+    moving averages are arguments.
 
     `shapes` are those of the symbol's arguments: MXNet does not pass unknown shapes to a library's
     operator, so they are written to the weights' nodes. Also returns `None` if a shape is missing,
@@ -80,47 +77,23 @@ def compiled(
         else dict(node)
         for number, node in enumerate(nodes)
     ]
-    if owner is not None:
-        _keep_weights(graph["nodes"], nodes, owner)
     result = {**graph, "nodes": nodes}
     if fuse is not None:
         result = fuse(result)
     found = graph_json.write(result, symbol)
-    taken, outputs = Counter(found.list_inputs()), found.list_outputs()
-    return found if taken == Counter(inputs) and outputs == symbol.list_outputs() else None
-
-
-def owner_of_weights(graph: Graph) -> Owner | None:
-    """Create the owner of the packed weights of our convolutions; `None` without the compiled
-    operator. Keep it as long as the compiled graph."""
-    if compiled_operator.missing() is not None:
-        return None
-    return Owner("weights", sum(map(graph_json.is_ours, graph["nodes"])))
-
-
-def _keep_weights(given: Sequence[Node], compiled: Sequence[Node], owner: Owner) -> None:
-    ours = (number for number, node in enumerate(given) if graph_json.is_ours(node))
-    for name, number in zip(owner.names, ours):
-        sources = [entry[0] for entry in given[number]["inputs"][1:]]
-        if all(given[each]["op"] == "null" for each in sources):
-            compiled[number]["attrs"][KEEPS] = name
+    return found if Counter(found.list_inputs()) == Counter(inputs) else None
 
 
 def weights(graph: Graph) -> set[str]:
-    """Return the variables that are weights or biases of our convolutions and dense layers."""
-    return _parameters(graph, lambda node: graph_json.is_ours(node) or fusion.is_dense(node))
-
-
-def kept(graph: Graph) -> set[str]:
-    """Return the variables of which nodes may keep derived data: weights, and parameters of
+    """Return the variables that are parameters of our convolutions, of dense layers and of
     normalisations."""
-    return weights(graph) | _parameters(graph, fusion.is_normalisation)
-
-
-def _parameters(graph: Graph, takes: Callable[[Node], bool]) -> set[str]:
     nodes = graph["nodes"]
-    sources = {entry[0] for node in nodes if takes(node) for entry in node["inputs"][1:]}
+    sources = {entry[0] for node in nodes if _takes(node) for entry in node["inputs"][1:]}
     return {nodes[number]["name"] for number in sources if nodes[number]["op"] == "null"}
+
+
+def _takes(node: Node) -> bool:
+    return graph_json.is_ours(node) or node["op"] in ("FullyConnected", "BatchNorm")
 
 
 def _with_attribute(node: Node, key: str, text: str) -> Node:

@@ -2,7 +2,7 @@
 
 An executor without gradients runs the compiled operator; others are bound to the unchanged graph.
 On the CPU, without a monitor, substitute executors on the same arrays run in their place: one with
-fused epilogues for inference, and one with compiled gradients for training.
+parts that are one node each for inference, and one with compiled gradients for training.
 """
 
 from __future__ import annotations
@@ -16,16 +16,14 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ...problem import ITEM_BYTES
-from .. import array_memory, compiled_operator, variables
-from ..native_handles import Owner
-from . import compiled_graphs, graph_inference, graph_json, guards, sequences, training_graphs
+from .. import array_memory, compiled_operator, parts_at_work, variables
+from ..parts_at_work import Parts
+from . import compiled_graphs, graph_inference, graph_json, guards, partition, training_graphs
 from .graph_inference import Shapes
 from .graph_json import Graph
 
 # Attribute of our executors on the CPU: the substitutes.
 _SUBSTITUTES = "_ece408_substitutes"
-# Attribute of an executor whose nodes keep packed weights: their owner.
-_OWNER = "_ece408_owner"
 # Attribute of each executor on our graphs: its bound arrays.
 _BOUND = "_ece408_bound"
 
@@ -119,27 +117,21 @@ def _compiled_executor(
     if not shapes or not _only_forward(given) or not _has_floats(symbol, given):
         return None
     try:
-        on_cpu = _is_on_cpu(given)
-        owner = compiled_graphs.owner_of_weights(graph) if on_cpu else None
-        compiled = compiled_graphs.compiled(symbol, graph, shapes, owner=owner)
+        compiled = compiled_graphs.compiled(symbol, graph, shapes)
         if compiled is None or compiled.list_inputs() != symbol.list_inputs():
             return None
         executor = method(compiled, *arguments, **keywords)
     except compiled_graphs.failures():
         return None
-    if on_cpu:
-        setattr(executor, _OWNER, owner)
+    if _is_on_cpu(given):
         setattr(executor, _SUBSTITUTES, _Substitutes(is_compiled=True))
-        _make_ready(graph, {**executor.arg_dict, **executor.aux_dict}, owner)
+        _make_plain(graph, {**executor.arg_dict, **executor.aux_dict})
     return executor
 
 
-def _make_ready(graph: Graph, arrays: Mapping[str, Any], owner: Owner | None) -> None:
-    """Convert weights in blocked layouts, which MXNet would convert in each call, and tell the
-    owner of the nodes' data which arrays they are. Raises the errors of writes to them."""
+def _make_plain(graph: Graph, arrays: Mapping[str, Any]) -> None:
+    """Convert parameters in blocked layouts, which MXNet would convert in each call."""
     array_memory.make_plain([arrays[n] for n in compiled_graphs.weights(graph) & arrays.keys()])
-    if owner is not None:
-        owner.forget([arrays[name] for name in compiled_graphs.kept(graph) & arrays.keys()])
 
 
 class _Substitutes:
@@ -148,8 +140,9 @@ class _Substitutes:
 
     def __init__(self, is_compiled: bool) -> None:
         self._is_compiled = is_compiled
-        self._made: dict[bool, Any] = {}
-        self._owner: Owner | None = None  # of the packed weights of the substitute for inference
+        # By (for training, how parts run), and the parts of those for inference.
+        self._made: dict[tuple[bool, str], Any] = {}
+        self._parts: list[Parts] = []
         # The substitute that ran last (`None`: the executor itself), and whether that was for
         # training.
         self.last: Any = None
@@ -161,17 +154,17 @@ class _Substitutes:
 
     def of(self, executor: Any, is_train: bool) -> Any:
         """Return the substitute of `executor`, or `None`."""
-        if is_train not in self._made:
+        key = is_train, "" if is_train else parts_at_work.mode()
+        if key not in self._made:
             found = None
             with compiled_graphs.ONE_AT_A_TIME, contextlib.suppress(*compiled_graphs.failures()):
                 found = self._make(executor, is_train)
-            self._made[is_train] = found
+            self._made[key] = found
             graph = graph_json.read(executor._symbol)
             if found is not None and graph is not None:
                 arrays, _, states = getattr(executor, _BOUND).named(executor._symbol)
-                owner = None if is_train else self._owner
-                _make_ready(graph, {**arrays, **states}, owner)
-        return self._made[is_train]
+                _make_plain(graph, {**arrays, **states})
+        return self._made[key]
 
     def _make(self, executor: Any, is_train: bool) -> Any:
         symbol = executor._symbol
@@ -193,7 +186,12 @@ class _Substitutes:
         elif is_train:
             return None
         else:
-            found = self._to_predict(symbol, graph, shapes, only_float32)
+            found, opened = partition.with_parts(symbol, graph, arrays)
+            if opened is None and self._is_compiled:
+                return None
+            if opened is not None:
+                opened.forget({name: arrays[name] for name in opened.parameters})
+                self._parts.append(opened)
         if found is None:
             return None
         arguments = {name: arrays[name] for name in found.list_arguments()}
@@ -202,16 +200,6 @@ class _Substitutes:
         # `forward` writes its inputs to this dictionary's arrays, even to unbound ones.
         second._arg_dict = executor.arg_dict
         return second
-
-    def _to_predict(self, symbol: Any, graph: Graph, shapes: Shapes, only_float32: bool) -> Any:
-        self._owner = owner = compiled_graphs.owner_of_weights(graph)
-        plain = compiled_graphs.compiled(symbol, graph, shapes, owner=owner)
-        if plain is None or not only_float32:
-            return None if self._is_compiled else plain
-        fused = compiled_graphs.compiled(symbol, graph, shapes, sequences.fused, owner=owner)
-        # A compiled graph may leave nothing to fuse.
-        is_plain = self._is_compiled and graph_json.text(fused) == graph_json.text(plain)
-        return None if is_plain else fused
 
 
 def _requests(executor: Any, gradients: Mapping[str, Any]) -> dict[str, str]:
@@ -303,15 +291,8 @@ def _reshaping(method: Any) -> Any:
     ) -> Any:
         from mxnet import MXNetError
 
-        owner = vars(self).get(_OWNER)
-        if owner is not None:
-            # Each executor has its own weights, which live as long as it does.
-            owner.renew()
         try:
             reshaped = method(self, partial_shaping, allow_up_sizing, **shapes)
-            if owner is not None:
-                setattr(reshaped, _OWNER, owner)
-                owner.forget([*reshaped.arg_arrays, *reshaped.aux_arrays])
             if _BOUND in vars(self):
                 setattr(reshaped, _BOUND, Bound.of(reshaped))
             if _SUBSTITUTES in vars(self):

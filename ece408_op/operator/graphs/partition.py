@@ -15,10 +15,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ... import settings
+from ...backends import kernel_file
 from ...errors import Ece408Error, NoUsableGpu
 from ...host import gpu
-from .. import networks
-from . import graph_inference, graph_json, groups, parts
+from .. import compiled_operator, networks, parts_at_work
+from ..parts_at_work import Parts
+from . import compiled_graphs, graph_inference, graph_json, groups, parts
 from .graph_json import Entry, Graph, Node
 
 if TYPE_CHECKING:
@@ -104,6 +106,7 @@ class Choice:
     groups: list[list[int]]
     left: dict[str, str]
     parameters: set[tuple[int, int]]
+    known: dict[tuple[int, int], Typed]
 
     @property
     def nodes(self) -> int:
@@ -122,8 +125,11 @@ def choose(
     data: Collection[str] | None = None,
     shapes: Mapping[str, tuple[int, ...]] | None = None,
     types: Mapping[str, Any] | None = None,
+    on: str = "gpu",
+    only_ours: bool = False,
 ) -> Choice:
-    """Choose the largest parts of an unpartitioned Symbol that can run on the GPU.
+    """Choose the largest parts of an unpartitioned Symbol that can run `on` the "gpu" or the "cpu".
+    With `only_ours` these are convolutions of this package, and what belongs to them.
 
     `data` are the names of the inputs that are no parameters; without it, parameters are the
     variables that layers take as such. Given the shapes and types of inputs by name, a node is
@@ -133,16 +139,19 @@ def choose(
     nodes = graph["nodes"]
     reason = _why_none(graph, symbol)
     reasons: list[str | None] = [reason] * len(nodes)
+    known: dict[tuple[int, int], Typed] = {}
     if reason is None:
         known = _arrays(symbol, graph, shapes or {}, types or {})
         used = _used(graph)
         for number, node in enumerate(nodes):
             if node["op"] != "null":
-                reasons[number] = _why_not(node) or _why_not_here(node, used[number], known)
+                reasons[number] = _why_not(node, on) or _why_not_here(node, used[number], known)
     goes = [node["op"] != "null" and not reason for node, reason in zip(nodes, reasons)]
     parameters = _parameters(graph, symbol, data)
+    if only_ours:
+        _leave_mxnet_its_own(graph, goes, reasons)
     _leave_where_read(graph, parameters, goes, reasons)
-    choice = Choice(symbol, graph, [], {}, parameters)
+    choice = Choice(symbol, graph, [], {}, parameters, known)
     found = groups.by_level(graph, goes)
     for group, outputs in zip(found, groups.outputs(graph, found)):
         reason = _why_not_together(graph, group, outputs, parameters)
@@ -159,11 +168,34 @@ def choose(
     return choice
 
 
-def choose_for(symbol: Any, arrays: Mapping[str, Any], data: Collection[str] | None) -> Choice:
+def choose_for(
+    symbol: Any, arrays: Mapping[str, Any], data: Collection[str] | None, **keywords: Any
+) -> Choice:
     """Call `choose` for these input arrays."""
     shapes = {name: array.shape for name, array in arrays.items()}
     types = {name: array.dtype for name, array in arrays.items()}
-    return choose(symbol, data, shapes, types)
+    return choose(symbol, data, shapes, types, **keywords)
+
+
+def with_parts(
+    symbol: Any, graph: Graph, arrays: Mapping[str, Any], data: Collection[str] | None = None
+) -> tuple[Any, Parts | None]:
+    """Return the graph of `symbol` for inference on these arrays by name, as
+    `compiled_graphs.compiled`, and its
+    parts, if any: nodes of float32 arrays that are one node each. `data` are the names of the
+    inputs that are no parameters, if known. Keep the parts as long as the graph."""
+    shapes = {name: array.shape for name, array in arrays.items()}
+    only_float32 = all(array.dtype == np.float32 for array in arrays.values())
+    if compiled_operator.missing() is None and only_float32 and parts_at_work.mode():
+        known = graph_json.write(graph, symbol)
+        choice = choose_for(known, arrays, data, on="cpu", only_ours=True)
+        if choice.groups:
+            opened = Parts()
+            cut = parts.at_work(
+                choice.graph, choice.groups, choice.parameters, choice.known, opened
+            )
+            return compiled_graphs.compiled(symbol, cut, shapes), opened
+    return compiled_graphs.compiled(symbol, graph, shapes), None
 
 
 def repartitioned(symbol: Any, arrays: Mapping[str, Any]) -> Any:
@@ -239,7 +271,31 @@ def _why_not_here(
     for entry in used:
         results[entry[1]] = known.get(entry, ((), None))
     given = [known[entry] for entry in taken]
-    return network.why_not_of(node["op"], node.get("attrs", {}), given, results)
+    # Layers that differ in name only have one answer: each new net of Gluon's has new names.
+    attributes = {key: text for key, text in node.get("attrs", {}).items() if key != "layer"}
+    return network.why_not_of(node["op"], attributes, given, results)
+
+
+def _leave_mxnet_its_own(graph: Graph, goes: list[bool], reasons: list[str | None]) -> None:
+    """Keep only nodes that follow one of our convolutions, or come before one and follow no node of
+    MXNet's: others may be faster in oneDNN's layouts."""
+    nodes = graph["nodes"]
+    follows: list[bool] = []
+    is_free: list[bool] = []  # of MXNet's nodes
+    for number, node in enumerate(nodes):
+        goes[number] = goes[number] and node["op"] != "Convolution"
+        sources = [entry[0] for entry in node["inputs"]]
+        is_ours = graph_json.is_ours(node)
+        follows.append(goes[number] and (is_ours or any(follows[source] for source in sources)))
+        is_free.append(
+            node["op"] == "null" or (goes[number] and all(is_free[source] for source in sources))
+        )
+    read: set[int] = set()
+    for number in reversed(range(len(nodes))):
+        if goes[number] and not follows[number] and not (number in read and is_free[number]):
+            goes[number], reasons[number] = False, "no convolution of this package needs it"
+        if goes[number]:
+            read |= {entry[0] for entry in nodes[number]["inputs"]}
 
 
 def _leave_where_read(
@@ -270,8 +326,12 @@ def _why_none(graph: Graph, symbol: Any) -> str | None:
     return None
 
 
-def _why_not(node: Node) -> str | None:
-    """Return why a node cannot run on the GPU, or `None` if it can."""
+# Backends that a layer may request in a network on a machine.
+_BACKENDS = {"gpu": ("None", "cuda", "emulator"), "cpu": ("None", "cpu")}
+
+
+def _why_not(node: Node, on: str) -> str | None:
+    """Return why a node cannot run `on` a machine, or `None` if it can."""
     from ... import network
 
     attributes = node.get("attrs", {})
@@ -279,9 +339,14 @@ def _why_not(node: Node) -> str | None:
         return f"{node['op']} is more than an operator on arrays"
     if "__ctx_group__" in attributes:
         return "it is in a context group"
-    backend = attributes.get("backend", "None") if graph_json.is_ours(node) else "None"
-    if backend not in ("None", "cuda", "emulator"):
-        return f"backend={backend} is requested"
+    if graph_json.is_ours(node):
+        backend, kernel = (attributes.get(name, "None") for name in ("backend", "cuda_kernel"))
+        if backend not in _BACKENDS[on]:
+            return f"backend={backend} is requested"
+        if on == "cpu" and kernel_file.device_of(kernel):
+            return f"kernel {kernel} is requested"
+        if attributes.get("precision") == "strict" != settings.precision():
+            return "precision=strict is requested"
     return network.why_not(node["op"], attributes)
 
 

@@ -9,13 +9,17 @@ from __future__ import annotations
 import itertools
 import json
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from .. import networks
 from ..native_handles import are_foreign
 from ..networks import DATA, FOR_ALL_IMAGES, PARAMETER
+from ..parts_at_work import Parts
 from . import graph_json, groups
 from .graph_json import PART, Entry, Graph, Node, is_part
+
+if TYPE_CHECKING:
+    from ...network import Typed
 
 # Attributes of such a node: the kinds of its inputs, its unused outputs (see `networks`), its
 # machine if that is no GPU, and the key of a shared network.
@@ -175,6 +179,46 @@ def part(
     name: str,
 ) -> Node:
     """Return a node that contains the nodes of a group; its inputs are entries of the graph."""
+    from mxnet.symbol import load_json
+
+    inner, taken = inside_of(graph, group, heads)
+    # Its inputs are in MXNet's order of traversal.
+    symbol = load_json(graph_json.as_text(inner))
+    inputs = [taken[each] for each in symbol.list_inputs()]
+    return {
+        "op": PART,
+        "name": name,
+        "attrs": {PARAMETERS: kinds(graph, inputs, parameters)},
+        "inputs": [[*entry[:2], 0] for entry in inputs],
+        "subgraphs": [json.loads(graph_json.text(symbol))],
+    }
+
+
+def at_work(
+    graph: Graph,
+    of_nodes: Sequence[Sequence[int]],
+    parameters: Collection[tuple[int, int]],
+    types: Mapping[tuple[int, int], Typed],
+    opened: Parts,
+) -> Graph:
+    """Return the graph with a node of `ece408_part` per group of its nodes, as `moved_into_parts`.
+    `types` has all arrays outside the groups. Raises what `Network` does."""
+
+    def made(group: Sequence[int], outputs: Sequence[Entry]) -> Node:
+        inner, taken = inside_of(graph, group, outputs)
+        inputs = [[*entry[:2], 0] for entry in taken.values()]
+        each = [types[entry[0], entry[1]][1] or "float32" for entry in (*inputs, *outputs)]
+        name = graph["nodes"][outputs[0][0]]["name"]
+        node = opened.node(inner, kinds(graph, inputs, parameters), each, name)
+        return {**node, "inputs": inputs}
+
+    return groups.replaced(graph, of_nodes, made)
+
+
+def inside_of(
+    graph: Graph, group: Sequence[int], heads: Sequence[Entry]
+) -> tuple[Graph, dict[str, Entry]]:
+    """Return a graph of the nodes of a group, and the entries that are its inputs, by name."""
     own = set(group)
     taken: dict[str, Entry] = {}
     inner: list[Node] = []
@@ -199,19 +243,12 @@ def part(
         places[number, 0] = add({**node, "inputs": entries})
     held = graph_json.rebuilt({**graph, "heads": []}, inner, [])
     held["heads"] = [inside(list(head)) for head in heads]
-    from mxnet.symbol import load_json
+    return held, taken
 
-    # Its inputs are in MXNet's order of traversal.
-    symbol = load_json(graph_json.as_text(held))
-    inputs = [taken[each] for each in symbol.list_inputs()]
-    kinds = (_kind(graph, entry, (entry[0], entry[1]) in parameters) for entry in inputs)
-    return {
-        "op": PART,
-        "name": name,
-        "attrs": {PARAMETERS: "".join(kinds)},
-        "inputs": [[*entry[:2], 0] for entry in inputs],
-        "subgraphs": [json.loads(graph_json.text(symbol))],
-    }
+
+def kinds(graph: Graph, inputs: Sequence[Entry], parameters: Collection[tuple[int, int]]) -> str:
+    """Return the kinds of a part's inputs."""
+    return "".join(_kind(graph, each, (each[0], each[1]) in parameters) for each in inputs)
 
 
 def _kind(graph: Graph, entry: Entry, is_for_all: bool) -> str:

@@ -1,29 +1,30 @@
-"""Hybridized blocks whose sequences cache small parameters, beside the same block layer by layer.
-
-A block that is one sequence is called without MXNet's CachedOp.
-"""
+"""Hybridized blocks whose nodes run in parts, beside the same blocks of MXNet's own layers."""
 
 from __future__ import annotations
 
+import json
+import sys
 import threading
 
 import numpy as np
 import pytest
 
 import ece408_op
-from ece408_op.operator.graphs import direct_calls, held, permuted_cached_op
+from ece408_op import errors
+from ece408_op.errors import Ece408Error
+from ece408_op.operator.graphs import graph_json, partition
 
 SHAPE = (1, 3, 10, 9)
 FLAGS = ({}, {"static_alloc": True, "static_shape": True})
 
 
-@pytest.fixture(params=["one_sequence", "with_another_operator"])
-def is_one_sequence(request):
-    return request.param == "one_sequence"
+@pytest.fixture(params=["one_part", "with_another_operator"])
+def is_one_part(request):
+    return request.param == "one_part"
 
 
 @pytest.fixture
-def nets(mx, is_one_sequence):
+def nets(mx, is_one_part):
     """Return a block, and one that shares its parameters. The weights of one layer are large."""
 
     class Net(mx.gluon.HybridBlock):
@@ -43,7 +44,7 @@ def nets(mx, is_one_sequence):
             y = F.relu(self.norm(self.first(x)))
             y = F.concat(self.large(y), self.small(y), dim=1)
             y = self.dense(F.relu(self.last(self.pool(y))))
-            return y if is_one_sequence else F.softsign(y)
+            return y if is_one_part else F.arctan(y)
 
     mx.random.seed(5)
     net = Net(prefix="net_")
@@ -58,53 +59,59 @@ def data(mx, rng):
     return lambda shape=SHAPE: mx.nd.array(rng.normal(size=shape))
 
 
-@pytest.fixture
-def counts(monkeypatch):
-    """Return how many arrays each repeated call passed to MXNet's CachedOp; 0 for calls without
-    it."""
-    found = []
-    plain, plain_direct = permuted_cached_op._Handles.call, direct_calls.DirectCalls.__call__
-
-    def call(self, op, data):
-        found.append(len(self._handles))
-        return plain(self, op, data)
-
-    def call_directly(self, *given):
-        results = plain_direct(self, *given)
-        if results is not None:
-            found.append(0)
-        return results
-
-    monkeypatch.setattr(permuted_cached_op._Handles, "call", call)
-    monkeypatch.setattr(direct_calls.DirectCalls, "__call__", call_directly)
-    return found
-
-
-@pytest.fixture
-def fewest(is_one_sequence):
-    """Return the least of `counts`, with cached parameters: the data, the large weights, and unread
-    inputs; of 16 in all."""
-    return 0 if is_one_sequence else 3
-
-
 def agree(nets, given):
     net, beside = nets
     np.testing.assert_allclose(net(given).asnumpy(), beside(given).asnumpy(), rtol=1e-4, atol=1e-4)
 
 
-def repeat(nets, data, times=held._FEWEST + 3):
-    """Call often enough for parameters to be cached."""
+def repeat(nets, data, times=2):
     for _ in range(times):
         agree(nets, data())
 
 
-@pytest.mark.parametrize("flags", FLAGS)
-def test_calls_are_not_given_small_parameters(nets, data, counts, fewest, flags):
-    nets[0].hybridize(**flags)
-    repeat(nets, data)
-    assert set(counts[-2:]) == {fewest}
-    before = nets[0](given := data()).asnumpy()
-    np.testing.assert_array_equal(nets[0](given).asnumpy(), before)
+def operators(symbol, **shapes):
+    """Return the operators that MXNet runs for a graph in inference, sorted."""
+    mx = pytest.importorskip("mxnet")
+    arguments, _, states = symbol.infer_shape(**shapes)
+    names = [*symbol.list_arguments(), *symbol.list_auxiliary_states()]
+    arrays = {name: mx.nd.zeros(shape) for name, shape in zip(names, [*arguments, *states])}
+    found, opened = partition.with_parts(symbol, graph_json.read(symbol), arrays)
+    nodes = json.loads(found.tojson())["nodes"]
+    assert sorted(found.list_inputs()) == sorted(symbol.list_inputs())
+    assert (opened is None) == all(node["op"] != "ece408_part" for node in nodes)
+    return sorted(node["op"] for node in nodes if node["op"] != "null")
+
+
+def _convolution(x, name="c", **own):
+    return ece408_op.Convolution(x, name=name, kernel=(3, 3), num_filter=8, pad=(1, 1), **own)
+
+
+def test_what_follows_a_convolution_of_ours_is_one_node_with_it(mx):
+    sym = mx.sym
+    y = sym.relu(sym.BatchNorm(_convolution(sym.BatchNorm(sym.var("data")))))
+    y = sym.Concat(sym.Pooling(y, kernel=(3, 3), pad=(1, 1)), _convolution(y, "d") + y, dim=1)
+    y = sym.softmax(sym.FullyConnected(sym.Dropout(y), num_hidden=5))
+    assert operators(y, data=(2, 8, 9, 7)) == ["ece408_part"]
+
+
+def test_what_mxnet_computes_stays(mx):
+    sym, data = mx.sym, mx.sym.var("data")
+    native = sym.Convolution(data, kernel=(3, 3), num_filter=8, pad=(1, 1), name="native")
+    before = sym.relu(sym.BatchNorm(native))
+    expected = ["BatchNorm", "Convolution", "ece408_part", "relu"]
+    assert operators(sym.tanh(_convolution(before)), data=(2, 8, 9, 7)) == expected
+    between = _convolution(sym.arctan(_convolution(data)), "d")
+    assert operators(between, data=(2, 8, 9, 7)) == ["arctan", "ece408_part", "ece408_part"]
+    # Of no convolution.
+    both = sym.Group([_convolution(data), sym.exp(data)])
+    assert operators(both, data=(2, 8, 9, 7)) == ["ece408_part", "exp"]
+
+
+@pytest.mark.parametrize("own", [{"backend": "reference"}, {"precision": "strict"}])
+def test_a_layer_with_requests_of_its_own_is_in_no_part(mx, own):
+    y = _convolution(_convolution(_convolution(mx.sym.var("data")), "d", **own), "e")
+    expected = ["ece408_convolution", "ece408_part", "ece408_part"]
+    assert operators(y, data=(2, 8, 9, 7)) == expected
 
 
 def _write_small_weights(mx, net):
@@ -159,6 +166,23 @@ def _train(mx, net):
         trainer.step(1)
 
 
+def _other_context(mx, net):
+    net.collect_params().reset_ctx([mx.cpu(1), mx.cpu(0)])
+    net.collect_params().reset_ctx(mx.cpu(0))
+
+
+def _predict_while_recording(mx, net):
+    with mx.autograd.record(train_mode=False):
+        net(mx.nd.ones(SHAPE))
+
+
+def _other_arrays_to_the_graph(mx, net):
+    """As by a program that calls the block's CachedOp directly."""
+    data = [mx.nd.ones(SHAPE)]
+    inputs = [data[each] if is_given else each.data() * 3 for is_given, each in net._cached_op_args]
+    net._cached_op(*inputs).wait_to_read()
+
+
 def _move_averages_without_gradients(mx, net):
     with mx.autograd.train_mode():
         net(mx.nd.ones(SHAPE)).wait_to_read()
@@ -179,14 +203,16 @@ def _move_averages_without_gradients(mx, net):
         _another_array,
         _cast_to_and_fro,
         _train,
+        _other_context,
+        _predict_while_recording,
+        _other_arrays_to_the_graph,
         _move_averages_without_gradients,
     ],
 )
-def test_changes_are_noticed(mx, nets, data, counts, fewest, change, flags):
+def test_changes_are_noticed(mx, nets, data, change, flags):
     nets[0].hybridize(**flags)
     for _ in range(2):
-        repeat(nets, data, 3 * held._FEWEST)
-        assert counts[-1] == fewest
+        repeat(nets, data)
         change(mx, nets[0])
         agree(nets, data())
 
@@ -220,16 +246,16 @@ def test_a_call_in_flight_has_the_parameters_that_it_was_given(mx, nets, data):
         is_there.wait()
         y[:] = x
 
-    _operator(mx, "held_test_waits", forward)
+    _operator(mx, "parts_test_waits", forward)
     net, beside = nets
     net.hybridize()
     repeat(nets, data)
     given = data()
     before = beside(given).asnumpy()
-    first = net(mx.nd.Custom(given, op_type="held_test_waits"))
+    first = net(mx.nd.Custom(given, op_type="parts_test_waits"))
     net.norm.gamma.set_data(mx.nd.full(32, 2))
     threading.Timer(0.5, is_there.set).start()
-    second = [net(given) for _ in range(3 * held._FEWEST)]
+    second = [net(given) for _ in range(4)]
     np.testing.assert_allclose(first.asnumpy(), before, rtol=1e-4, atol=1e-4)
     after = beside(given).asnumpy()
     for each in second:
@@ -249,12 +275,12 @@ def test_data_that_is_written_after_a_call_is_not_read_by_it(mx, nets, data):
 
 
 def test_data_that_failed_is_raised(mx, nets, data):
-    _failing(mx, "held_test_has_no_data")
+    _failing(mx, "parts_test_has_no_data")
     net, _ = nets
     net.hybridize()
     repeat(nets, data)
     with pytest.raises(mx.MXNetError, match="CustomOpFBFunc"):
-        net(mx.nd.Custom(data(), op_type="held_test_has_no_data")).wait_to_read()
+        net(mx.nd.Custom(data(), op_type="parts_test_has_no_data")).wait_to_read()
     agree(nets, data())
 
 
@@ -271,50 +297,88 @@ def test_results_are_the_callers(mx, nets, data):
 
 
 def test_a_failed_write_is_raised(mx, nets, data):
-    _failing(mx, "held_test_fails")
+    _failing(mx, "parts_test_fails")
     net, _ = nets
     net.hybridize()
     repeat(nets, data)
     bias = net.first.bias.data()
-    mx.nd.Custom(bias * 1, op_type="held_test_fails", out=bias)
+    mx.nd.Custom(bias * 1, op_type="parts_test_fails", out=bias)
     with pytest.raises(mx.MXNetError, match="CustomOpFBFunc"):
         net(data()).wait_to_read()
 
 
-def test_other_shapes_between_calls(nets, data, counts, fewest):
-    nets[0].hybridize()
-    repeat(nets, data)
-    for _ in range(3):
-        for batch in (1, 4):
-            agree(nets, data((batch, *SHAPE[1:])))
-    assert counts[-2:] == [fewest, 16]
+@pytest.mark.parametrize("flags", FLAGS)
+def test_other_shapes_between_calls(nets, data, flags):
+    """More than have a program at once."""
+    nets[0].hybridize(**flags)
+    for batch in [*range(1, 12), *range(11, 0, -1)]:
+        agree(nets, data((batch, *SHAPE[1:])))
 
 
-def test_a_setting_that_changes_is_obeyed(nets, data, counts, fewest, monkeypatch):
+@pytest.mark.parametrize("flags", FLAGS)
+def test_a_setting_that_changes_is_obeyed(nets, data, monkeypatch, flags):
     net, _ = nets
-    net.hybridize()
+    net.hybridize(**flags)
     repeat(nets, data)
     for backend in ("reference", "cpu"):
         monkeypatch.setenv("ECE408_BACKEND", backend)
         with ece408_op.op_times() as times:
             agree(nets, data())
         assert {each.backend for each in times} == {backend}
-    assert counts[-1] == fewest
+    for precision in ("strict", "float32"):
+        with ece408_op.settings.override(precision=precision), ece408_op.op_times() as times:
+            agree(nets, data())
+        assert {each.precision for each in times} == {precision}
 
 
-def test_parameters_that_change_in_each_call_are_seldom_copied(nets, data, monkeypatch):
-    copies = []
-    plain = held.HeldCalls._hold
-    monkeypatch.setattr(
-        held.HeldCalls, "_hold", lambda self, *given: copies.append(1) or plain(self, *given)
-    )
+def test_one_call_in_each_mode_is_logged(nets, data):
     net, _ = nets
     net.hybridize()
-    for _ in range(40 * held._FEWEST):
-        net(data())
-        net.norm.beta.data()[:] += 1
+    repeat(nets, data)
+    with ece408_op.op_times() as times:
+        net(data()).wait_to_read()
+    assert [each.layer for each in times] == ["net_conv0_fwd", "net_conv1_fwd", "net_conv2_fwd"]
+    assert all(each.seconds > 0 and each.backend == "cpu" for each in times)
+
+
+def test_what_the_step_refuses_is_raised(mx, nets, data, monkeypatch):
+    """A setting that is found to be wrong in a call."""
+    net, _ = nets
+    net.hybridize(static_alloc=True, static_shape=True)
+    repeat(nets, data)
+    monkeypatch.setenv("ECE408_ISA", "mmx")
+    with pytest.raises(Ece408Error, match="unknown instruction set 'mmx'"), errors.surfaced():
+        net(data()).asnumpy()
+    monkeypatch.delenv("ECE408_ISA")
     agree(nets, data())
-    assert 2 <= len(copies) <= 6
+
+
+def test_wrong_data_is_refused_and_right_data_taken_afterwards(mx, nets, data):
+    net, _ = nets
+    net.hybridize()
+    repeat(nets, data)
+    with pytest.raises((mx.MXNetError, Ece408Error)):
+        net(mx.nd.ones((2, 4, 9, 8))).wait_to_read()
+    agree(nets, data())
+
+
+def test_a_monitor_hears_the_calls(mx, nets, data):
+    net, _ = nets
+    net.hybridize()
+    repeat(nets, data)
+    heard = []
+    net.register_op_hook(lambda node, name, array: heard.append(node))
+    net(data()).wait_to_read()
+    assert len(heard) > 8
+
+
+def test_data_is_not_held(nets, data):
+    nets[0].hybridize()
+    given = data()
+    before = sys.getrefcount(given)
+    for _ in range(3):
+        nets[0](given)
+    assert sys.getrefcount(given) == before
 
 
 def test_threads_may_call_and_write_at_once(nets, data):
