@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import re
 from dataclasses import dataclass
@@ -76,8 +77,9 @@ class ConvProblem:
     dtype: str = "float32"
 
     def __post_init__(self) -> None:
-        for name in (*_AXES.values(), *_PAIRS.values()):
-            self._check_numbers(name)
+        if not self._has_plain_numbers():
+            for name in (*_AXES.values(), *_PAIRS.values()):
+                self._check_numbers(name)
         if self.dtype not in ITEM_BYTES:
             raise InvalidProblem(
                 f"dtype {self.dtype} is not supported; use one of {', '.join(ITEM_BYTES)}"
@@ -88,19 +90,35 @@ class ConvProblem:
                 f"and the {self.filters} filters"
             )
         padded = (self.height + 2 * self.pad[0], self.width + 2 * self.pad[1])
-        extent = tuple(d * (k - 1) + 1 for d, k in zip(self.dilate, self.kernel))
+        (down, across), (rows, columns) = self.dilate, self.kernel
+        extent = (down * (rows - 1) + 1, across * (columns - 1) + 1)
         if extent[0] > padded[0] or extent[1] > padded[1]:
             raise InvalidProblem(
                 f"kernel {self.kernel} with dilate {self.dilate} covers {extent[0]}x{extent[1]} "
                 f"pixels, more than the padded input's {padded[0]}x{padded[1]}"
             )
         bordered = (self.batch, self.channels, *padded)
-        for name, shape in (("data", bordered), ("weight", self.w_shape), ("output", self.y_shape)):
+        shapes = bordered, self.w_shape, self.y_shape
+        if max(map(math.prod, shapes)) <= MOST_ELEMENTS:
+            return
+        for name, shape in zip(("data", "weight", "output"), shapes):
             if math.prod(shape) > MOST_ELEMENTS:
                 raise InvalidProblem(
                     f"{name} of shape {shape}, with its padding, has more than the {MOST_ELEMENTS} "
                     "elements that an array can have"
                 )
+
+    def _has_plain_numbers(self) -> bool:
+        """Return whether all numbers are within bounds: `_check_numbers` takes several times as
+        long to find what is wrong."""
+        pairs = (self.kernel, self.stride, self.pad, self.dilate)
+        if {*map(type, pairs)} != {tuple} or {*map(len, pairs)} != {2}:
+            return False
+        one = (self.batch, self.channels, self.height, self.width, self.filters, self.groups)
+        positive = (*one, *self.kernel, *self.stride, *self.dilate)
+        if {*map(type, positive), *map(type, self.pad)} != {int}:
+            return False
+        return min(positive) >= 1 and min(self.pad) >= 0 and max(*positive, *self.pad) <= MOST_SIZE
 
     def _check_numbers(self, name: str) -> None:
         """Raise `InvalidProblem` unless the field's numbers are integers within its bounds."""
@@ -118,6 +136,12 @@ class ConvProblem:
                     f"{name} is {value}; {'both numbers' if is_pair else 'it'} must be at least "
                     f"{least} and at most {MOST_SIZE}"
                 )
+
+    def with_bias(self) -> ConvProblem:
+        """Return it with a bias, which needs no checks."""
+        made = object.__new__(ConvProblem)
+        vars(made).update(vars(self), bias=True)
+        return made
 
     @property
     def out_height(self) -> int:
@@ -143,7 +167,7 @@ class ConvProblem:
     def bias_shape(self) -> tuple[int, ...]:
         return (self.filters,)
 
-    @property
+    @functools.cached_property
     def y_shape(self) -> tuple[int, ...]:
         return (self.batch, self.filters, self.out_height, self.out_width)
 

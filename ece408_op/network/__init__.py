@@ -26,16 +26,18 @@ from .gpu_weights import WeightsNeeded
 from .graph import Entry, Graph, Node
 from .host_arrays import Array
 from .inputs import Call, Calls
-from .machines.cpu import CpuCode
+from .machines.cpu import CpuCode, KeptCode
 from .machines.machine import GpuMachine, Machine
 from .operators import Typed, refused, why_not
 from .resident import Part, Resident
+from .values import Steps
 
 __all__ = [
     "Array",
-    "CpuCode",
+    "KeptCode",
     "Network",
     "StepTime",
+    "Steps",
     "Typed",
     "Watched",
     "WeightsNeeded",
@@ -89,7 +91,7 @@ class Network:
         self._graph = Graph.parse(symbol_json)
         self._graph.check_inputs(names)
         self._names = tuple(names)
-        for _, node in self._graph.computed():
+        for _, node in self._graph.computed:
             reason = why_not(node.op, node.attributes)
             if reason is not None:
                 raise UnsupportedProblem(f"{node.op} {node.name}: {reason}")
@@ -158,13 +160,23 @@ class Network:
         steps, _ = network_program.build(self._graph, call.inputs, resident.machine)
         return [value.shape for value in steps.outputs]
 
-    def code(self, inputs: Sequence[Array], results: Sequence[str]) -> CpuCode:
-        """Return the CPU's code for inputs of these shapes and types, and results of these types.
-        It reads weights where they are. Raises `UnsupportedProblem` and `InvalidProblem`."""
+    def code(
+        self,
+        inputs: Sequence[Array],
+        results: Sequence[str],
+        kept: Sequence[KeptCode],
+        most_copied: float,
+    ) -> CpuCode:
+        """Return the CPU's code for inputs of these shapes and types, and results of these types,
+        with copies of weights of at most `most_copied` bytes. It may use what is `kept` for other
+        code.
+        Raises `UnsupportedProblem` and `InvalidProblem`."""
         outputs = [Array(0, (), dtype, 0) for dtype in results]
         call = self._call(inputs, outputs, True)
-        steps, values = network_program.build(self._graph, call.inputs, machines.chosen("cpu")[0])
-        return CpuCode(steps, len(values), copies=False)
+        machine = machines.chosen("cpu")[0]
+        lasting = {what: arrays for each in kept for what, arrays in each.made.items()}
+        steps, values = network_program.build(self._graph, call.inputs, machine, lasting=lasting)
+        return CpuCode(steps, values, kept, most_copied)
 
     def close(self) -> None:
         """Free all memory that it has on its machines; the next call allocates it again."""
@@ -228,9 +240,9 @@ def _compute(
     return _Took(result, seconds)
 
 
-def publish(code: CpuCode, seconds: Sequence[float]) -> None:
+def publish(steps: Steps, seconds: Sequence[float]) -> None:
     """Publish the convolutions' times of a call on the CPU to the log of op times."""
-    _publish(Timings(code.steps.for_images, list(seconds)), machines.chosen("cpu")[0])
+    _publish(Timings(steps.for_images, list(seconds)), machines.chosen("cpu")[0])
 
 
 def _publish(timings: Timings, machine: Machine) -> None:

@@ -19,7 +19,8 @@ from .machines.cpu import CpuProgram, Memory
 from .machines.machine import Machine
 from .resident import Part
 
-# Maximum number of programs kept, for other input sizes or settings: each has its packed weights.
+# Maximum number of programs kept, for other input sizes or settings: those of one setting share
+# their packed weights.
 _MOST_PROGRAMS = 8
 
 
@@ -47,12 +48,10 @@ class CpuResident:
             network_program.check(made.steps, call.inputs.images, call)
             if made.arena_bytes > self._arena.nbytes:
                 self._arena = Memory(made.arena_bytes)
-            if made.generation != call.generation or made.reads_weights:
+            if not made.is_ready(call.generation):
                 if not call.are_held:
                     raise WeightsNeeded
-                if made.generation != call.generation:
-                    made.prepare(self._arena, call.arrays)
-                    made.generation = call.generation
+                made.prepare(call.arrays, call.generation)
             seconds = made.run(self._arena, call.arrays, call.outputs, how is Pass.timed)
         if how is Pass.watched:
             return Watched(time.perf_counter() - begin)
@@ -69,7 +68,12 @@ class CpuResident:
         if key not in self._programs:
             if len(self._programs) >= _MOST_PROGRAMS:
                 self._programs.popitem(last=False)
-            steps, values = network_program.build(self._graph, call.inputs, self.machine)
-            self._programs[key] = CpuProgram(steps, values)
+            others = [each for of, each in self._programs.items() if of[1:] == key[1:]]
+            kept = sorted({k for each in others for k in each.kept}, key=lambda k: k.number)
+            lasting = {what: arrays for each in kept for what, arrays in each.made.items()}
+            steps, values = network_program.build(
+                self._graph, call.inputs, self.machine, lasting=lasting
+            )
+            self._programs[key] = CpuProgram(steps, values, kept)
         self._programs.move_to_end(key)
         return self._programs[key]

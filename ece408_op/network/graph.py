@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 import json
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from ..errors import UnsupportedProblem
 from .node_attributes import Attributes
@@ -29,17 +30,24 @@ class Node:
     inputs: tuple[Entry, ...]
 
     @property
+    def kind(self) -> str:
+        """The operator's name; that of one written in Python is an attribute."""
+        return str(self.attributes.get("op_type", self.op)) if self.op == "Custom" else self.op
+
+    @functools.cached_property
     def read(self) -> Attributes:
         """Return the attributes with typed accessors."""
-        return Attributes(self.op, self.attributes)
+        return Attributes(self.kind, self.attributes)
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False)
 class Graph:
-    """Nodes in topological order, and the output arrays."""
+    """Nodes in topological order, and the output arrays. `room` is what the last program found of
+    its concatenations, a guess for the next."""
 
     nodes: tuple[Node, ...]
     heads: tuple[Entry, ...]
+    room: Any = None
 
     @classmethod
     def parse(cls, text: str) -> Graph:
@@ -62,23 +70,34 @@ class Graph:
             ) from None
         return cls(nodes, heads)
 
-    def variables(self) -> Iterator[tuple[int, str]]:
-        """Yield the number and name of each variable."""
-        return ((i, node.name) for i, node in enumerate(self.nodes) if node.op == "null")
+    @functools.cached_property
+    def variables(self) -> list[tuple[Entry, str]]:
+        """The array and name of each variable."""
+        return [(Entry(i), node.name) for i, node in enumerate(self.nodes) if node.op == "null"]
 
-    def computed(self) -> Iterator[tuple[int, Node]]:
-        """Yield the number and node of each operator."""
-        return ((i, node) for i, node in enumerate(self.nodes) if node.op != "null")
+    @functools.cached_property
+    def computed(self) -> list[tuple[int, Node]]:
+        """The number and node of each operator."""
+        return [(i, node) for i, node in enumerate(self.nodes) if node.op != "null"]
 
+    @functools.cached_property
     def uses(self) -> Counter[Entry]:
-        """Return how often each array is read; being an output counts as a read."""
+        """How often each array is read; being an output counts as a read."""
         found: Counter[Entry] = Counter(self.heads)
         for node in self.nodes:
             found.update(node.inputs)
         return found
 
+    @functools.cached_property
+    def outputs(self) -> dict[int, int]:
+        """The number of outputs of each node, up to the last one that is read."""
+        found: dict[int, int] = {}
+        for node, output in self.uses:
+            found[node] = max(output + 1, found.get(node, 0))
+        return found
+
     def check_inputs(self, names: Sequence[str]) -> None:
         """Raise `UnsupportedProblem` unless these are the names of all variables."""
-        missing = sorted({name for _, name in self.variables()} - set(names))
+        missing = sorted({name for _, name in self.variables} - set(names))
         if missing:
             raise UnsupportedProblem(f"the network also takes {', '.join(missing)}")

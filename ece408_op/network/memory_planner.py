@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -40,9 +41,6 @@ class _Life:
     last: int
     offset: int = 0
 
-    def meets(self, other: _Life) -> bool:
-        return self.first <= other.last and other.first <= self.last
-
 
 def places(steps: Steps, inputs: Iterable[Value]) -> Places:
     """Plan the memory of all arrays."""
@@ -53,9 +51,11 @@ def places(steps: Steps, inputs: Iterable[Value]) -> Places:
             offsets[id(value.buffer)] = end
             end = aligned(end + value.buffer.nbytes)
     lasting = 0
-    for buffer in _buffers(steps.for_weights, LASTING):
-        offsets[id(buffer)] = lasting
-        lasting = aligned(lasting + buffer.nbytes)
+    for step in steps.for_weights:
+        buffer = step.arrays["y"].buffer
+        if buffer.kind == LASTING and id(buffer) not in offsets:
+            offsets[id(buffer)] = lasting
+            lasting = aligned(lasting + buffer.nbytes)
     early = len(steps.early.steps) if steps.early else 0
     lives, workspaces = _lives(steps.for_images, early)
     size = _pack([*lives.values(), *workspaces.values()])
@@ -64,16 +64,6 @@ def places(steps: Steps, inputs: Iterable[Value]) -> Places:
     offsets |= {key: end + life.offset for key, life in lives.items()}
     own = {number: end + life.offset for number, life in workspaces.items()}
     return Places(offsets, own, end, max(_ALIGNMENT, aligned(end + size)), lasting)
-
-
-def _buffers(steps: Iterable[Step], kind: str) -> list[Buffer]:
-    found = {
-        id(value.buffer): value.buffer
-        for step in steps
-        for value in step.arrays.values()
-        if value.buffer.kind == kind
-    }
-    return list(found.values())
 
 
 def _lives(steps: list[Step], early: int) -> tuple[dict[int, _Life], dict[int, _Life]]:
@@ -96,13 +86,16 @@ def _lives(steps: list[Step], early: int) -> tuple[dict[int, _Life], dict[int, _
 
 def _pack(lives: list[_Life]) -> int:
     """Assign offsets, largest first, each to the first gap that fits; return the end."""
-    placed: list[_Life] = []
+    # What is placed, by the steps that use it.
+    placed: defaultdict[int, list[_Life]] = defaultdict(list)
     for life in sorted(lives, key=lambda each: -each.nbytes):
-        offset = 0
-        for other in sorted(filter(life.meets, placed), key=lambda each: each.offset):
+        offset, steps = 0, range(life.first, life.last + 1)
+        met = {id(other): other for step in steps for other in placed[step]}
+        for other in sorted(met.values(), key=lambda each: each.offset):
             if offset + life.nbytes <= other.offset:
                 break
             offset = max(offset, aligned(other.offset + other.nbytes))
         life.offset = offset
-        placed.append(life)
-    return max((life.offset + life.nbytes for life in placed), default=0)
+        for step in steps:
+            placed[step].append(life)
+    return max((life.offset + life.nbytes for life in lives), default=0)

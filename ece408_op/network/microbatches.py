@@ -7,7 +7,6 @@ module chooses the steps that run early and the microbatch size.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 
 from .values import ARENA, OUTPUT, Early, Step, Steps
 
@@ -36,7 +35,7 @@ def early(steps: Steps, image_bytes: int, few: Callable[[int], Steps]) -> Early 
             break
         if not _alike(step, part, steps.images, images):
             break
-        found.append(replace(part, arrays=step.arrays))
+        found.append(part._replace(arrays=step.arrays))
         touched |= {id(value.buffer) for value in step.arrays.values()}
         flops += part.problem.flops if part.problem else 0
         if flops >= _FLOPS_PER_BYTE * images * image_bytes:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from .. import settings
-from ..errors import UnsupportedProblem
+from ..errors import Ece408Error, UnsupportedProblem
 from .builder import Builder, Room
 from .graph import Graph
 from .host_arrays import ITEM_BYTES
@@ -14,7 +14,7 @@ from .inputs import Call, Inputs
 from .machines.machine import GpuMachine, Machine, Recorded, Run
 from .memory_planner import Places, places
 from .operators import lower, reshaping
-from .values import LASTING, WEIGHT, Step, Steps, Value
+from .values import LASTING, WEIGHT, Lasting, Step, Steps, Value
 
 # Number of lanes whose recordings are kept. Lanes may move, or be many.
 _MOST_LANES = 8
@@ -23,23 +23,36 @@ ALL, LATE = -1, -2
 
 
 def build(
-    graph: Graph, inputs: Inputs, machine: Machine, chosen_for: int | None = None
+    graph: Graph,
+    inputs: Inputs,
+    machine: Machine,
+    chosen_for: int | None = None,
+    lasting: Lasting | None = None,
 ) -> tuple[Steps, list[Value]]:
     """Return the steps for inputs, and the arrays of the inputs. Kernels are chosen for
-    `chosen_for` images if given. Raises `UnsupportedProblem`."""
+    `chosen_for` images if given; the steps may read `lasting` arrays of other programs. Raises
+    `UnsupportedProblem`."""
 
-    def built(room: Room | None) -> tuple[Steps, list[Value], Builder]:
+    def built(room: Room) -> tuple[Steps, list[Value], Room]:
         values = inputs.values()
         builder = Builder(
             *(machine.lowering(settings.precision()), inputs.images, room, chosen_for),
-            inputs.results,
+            *(inputs.results, lasting),
         )
-        return builder.build(graph, values, lower), list(values.values()), builder
+        steps = builder.build(graph, values, lower)
+        return steps, list(values.values()), reshaping.room(graph.nodes, builder.shapes)
 
-    steps, values, builder = built(None)
-    room = reshaping.room(graph.nodes, builder.shapes)
-    if room.goes_on:
+    guess = graph.room or Room()
+    try:
+        steps, values, room = built(guess)
+    except Ece408Error:
+        if not guess.goes_on:
+            raise
+        guess = Room()
+        steps, values, room = built(guess)
+    if room != guess:
         steps, values, _ = built(room)
+    graph.room = room
     return steps, values
 
 

@@ -5,11 +5,12 @@ from __future__ import annotations
 import ast
 import functools
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Callable, TypeVar
 
 from ..errors import InvalidProblem
 
 _UNSET = ("None", "_Null", "")
+_T = TypeVar("_T")
 # Nodes of a network repeat a few attribute values.
 _literal = functools.lru_cache(maxsize=1024)(ast.literal_eval)
 
@@ -24,6 +25,15 @@ class Attributes:
     def __init__(self, op: str, given: Mapping[str, str]) -> None:
         self.op = op
         self._given = {name: str(text).strip() for name, text in given.items()}
+        self._known: dict[Any, Any] = {}
+
+    def once(self, read: Callable[[Attributes], _T]) -> _T:
+        """Return what `read` makes of the attributes, made once: they are those of one node, for
+        all sizes of its arrays."""
+        if read not in self._known:
+            self._known[read] = read(self)
+        found: _T = self._known[read]
+        return found
 
     def is_set(self, name: str) -> bool:
         return self._given.get(name, "") not in _UNSET

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import functools
 import math
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 from ..errors import UnsupportedProblem
@@ -13,11 +13,11 @@ from .values import Value
 MOST_INPUTS, MOST_TERMS = 6, 24
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False)
 class Term:
     """An elementwise expression: an operator by name, its arguments and its constants. The machines
     have the operators' code. A leaf has a `value` instead, an array viewed as `shape`, with as many
-    axes as the result."""
+    axes as the result. Terms share arguments: nobody may change one."""
 
     op: str
     arguments: tuple[Term, ...] = ()
@@ -25,18 +25,16 @@ class Term:
     value: Value | None = None
     shape: tuple[int, ...] = ()
 
-    def all(self) -> Iterator[Term]:
-        """Yield this term and its subterms, arguments first, each once."""
-        seen: set[int] = set()
+    def __post_init__(self) -> None:
+        # Without the term itself: no cycles for the garbage collector.
+        self._below: tuple[Term, ...] = ()
+        if self.arguments:
+            found = {id(each): each for argument in self.arguments for each in argument.all()}
+            self._below = tuple(found.values())
 
-        def walk(term: Term) -> Iterator[Term]:
-            if id(term) not in seen:
-                seen.add(id(term))
-                for argument in term.arguments:
-                    yield from walk(argument)
-                yield term
-
-        return walk(self)
+    def all(self) -> tuple[Term, ...]:
+        """Return the subterms and this term, arguments first, each once."""
+        return (*self._below, self)
 
     def leaves(self) -> list[tuple[Term, Value]]:
         """Return the leaves with their arrays."""
@@ -44,12 +42,11 @@ class Term:
 
     def values(self) -> list[Value]:
         """Return the arrays that the term reads, with repetitions."""
-        return [value for _, value in self.leaves()]
+        return [term.value for term in self.all() if term.value is not None]
 
     def fits(self) -> bool:
         """Return whether one step can compute the term."""
-        terms = list(self.all())
-        return len(terms) <= MOST_TERMS and len(self.values()) <= MOST_INPUTS
+        return len(self._below) < MOST_TERMS and len(self.values()) <= MOST_INPUTS
 
 
 def leaf(value: Value, shape: tuple[int, ...] | None = None) -> Term:
@@ -76,19 +73,27 @@ class Reading:
     inner: int = 1
 
 
+_ALIKE = Reading("ALIKE")
+
+
 def reading(value: Value, shape: tuple[int, ...], of: tuple[int, ...]) -> Reading | None:
     """Return how to read an array, viewed as `shape`, for a result of shape `of`; `None` if there
     is no such indexing. Raises `UnsupportedProblem` for a shape that does not spread, such as, in a
     chunk, that of a parameter with an element for each image."""
+    if value.dense:
+        return _ALIKE if shape == of else _of_shapes(shape, of)
+    if _of_shapes(shape, of) is _ALIKE:
+        return Reading("IMAGES", value.per_image, 1, value.image)
+    return None
+
+
+@functools.lru_cache(maxsize=1024)
+def _of_shapes(shape: tuple[int, ...], of: tuple[int, ...]) -> Reading | None:
+    """Return `reading` for an array whose images are contiguous."""
     if len(shape) != len(of) or any(a not in (1, b) for a, b in zip(shape, of)):
         raise UnsupportedProblem(f"an array of shape {shape} does not spread to {of}")
-    total = math.prod(of)
-    if math.prod(shape) == total:
-        if value.dense:
-            return Reading("ALIKE")
-        return Reading("IMAGES", value.per_image, 1, value.image)
-    if not value.dense:
-        return None
+    if math.prod(shape) == math.prod(of):
+        return _ALIKE
     # Runs of adjacent axes: (whether the input has them, their size).
     runs: list[tuple[bool, int]] = []
     for mine, size in zip(shape, of):

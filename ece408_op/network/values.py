@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from ..problem import ConvProblem
 from .host_arrays import ITEM_BYTES
@@ -26,10 +26,11 @@ class Buffer:
     uses: int = 0
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False)
 class Value:
     """An array at `offset` bytes in a buffer; `image` is the stride between images in elements; 0
-    means that images are contiguous."""
+    means that images are contiguous. Operands share it: nobody may change one. (It is not `frozen`,
+    as creating those takes several times as long.)"""
 
     buffer: Buffer
     shape: tuple[int, ...]
@@ -39,13 +40,20 @@ class Value:
 
     def __post_init__(self) -> None:
         # A stride that says nothing must not outlive the shape.
-        if self.image == self.per_image:
-            object.__setattr__(self, "image", 0)
+        if self.image and self.image == self.per_image:
+            self.image = 0
 
     @property
     def constant(self) -> bool:
         """Whether it is the same for all images."""
         return self.buffer.kind in (WEIGHT, LASTING)
+
+    @property
+    def identity(self) -> tuple[object, ...]:
+        """What distinguishes an array of weights alone from other such arrays of the graph: equal
+        ones have the same elements in all programs."""
+        of = self.buffer.number if self.buffer.kind == WEIGHT else self.buffer
+        return of, self.shape, self.offset, self.image, self.dtype
 
     @property
     def elements(self) -> int:
@@ -59,16 +67,21 @@ class Value:
     @property
     def end(self) -> int:
         """End of the last element, in bytes from the start of the buffer."""
-        if self.elements == 0:
-            return self.offset
+        if not self.image or not self.elements:
+            return self.offset + ITEM_BYTES[self.dtype] * self.elements
         images = self.shape[0] if self.shape else 1
-        count = (images - 1) * (self.image or self.per_image) + self.per_image
+        count = (images - 1) * self.image + self.per_image
         return self.offset + ITEM_BYTES[self.dtype] * count
 
     @property
     def dense(self) -> bool:
         """Whether images are contiguous."""
         return not self.image
+
+    def seen(self, shape: tuple[int, ...], image: int = 0, offset: int | None = None) -> Value:
+        """Return it with another shape and stride, and another offset if one is given."""
+        offset = self.offset if offset is None else offset
+        return Value(self.buffer, shape, offset, image, self.dtype)
 
 
 class Plan(Protocol):
@@ -86,8 +99,7 @@ class Plan(Protocol):
         """Return whether it differs from another plan in sizes alone."""
 
 
-@dataclass(frozen=True)
-class Step:
+class Step(NamedTuple):
     """A plan and its arrays by name; `node` is the node that it computes, `problem` the convolution
     to log op times for, if any."""
 
@@ -106,15 +118,20 @@ class Early:
     steps: list[Step]
 
 
+# Arrays that depend on weights alone, by what they are, for other programs of the graph.
+Lasting = dict[object, tuple[Value, ...]]
+
+
 @dataclass
 class Steps:
     """All steps of a network for a number of images: `for_weights` run once, `for_images` per
-    chunk."""
+    chunk. `lasting` are arrays that the former compute."""
 
     images: int
     for_weights: list[Step] = field(default_factory=list)
     for_images: list[Step] = field(default_factory=list)
     outputs: list[Value] = field(default_factory=list)
+    lasting: Lasting = field(default_factory=dict)
     # Whether images are independent of each other.
     divisible: bool = True
     early: Early | None = None

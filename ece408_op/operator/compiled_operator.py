@@ -80,7 +80,10 @@ _DRIVER = (
 )
 
 
-_OTHERS = (*("run", "parallel_for", "batch_norm_forward", "batch_norm_backward", "pool"),)
+_OTHERS = (
+    *("run", "parallel_for", "use_workers"),
+    *("batch_norm_forward", "batch_norm_backward", "pool"),
+)
 
 
 class _Others(ctypes.Structure):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import sys
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
@@ -13,13 +14,15 @@ from typing import TYPE_CHECKING, Any, Callable
 import numpy as np
 
 from .. import settings
-from ..errors import CheckpointMismatch, InvalidProblem, InvalidSetting
+from ..errors import CheckpointMismatch, InvalidProblem, InvalidSetting, UnsupportedProblem
 from . import networks
 from .array_memory import pointer
 from .graphs import graph_json, partition, parts
+from .graphs.cached_ops import CompiledOp
 from .graphs.partition import Choice, GpuReport
 from .loading import load_mxnet
 from .networks import Opened, Parameters
+from .parts_at_work import Parts
 
 if TYPE_CHECKING:
     from ..network import Array
@@ -127,7 +130,15 @@ class FrozenNetwork:
             elif not made.fits(flat):
                 made = _made(made.traced, flat, self._on)
             self._made = made
-        return self._source.grouped(made.run(flat))
+        try:
+            outputs = made.run(flat)
+        except (UnsupportedProblem, InvalidProblem, load_mxnet().MXNetError):
+            if made.is_chosen_for(flat):
+                raise
+            with self._lock:
+                made = self._made = _made(made.traced, flat, self._on)
+            outputs = made.run(flat)
+        return self._source.grouped(outputs)
 
     def _why_not(self) -> str | None:
         """Return why MXNet runs the network; cached, as `partition` takes long to find a GPU."""
@@ -154,18 +165,26 @@ class FrozenNetwork:
         return self._made.report
 
 
-def _choice(traced: _Traced, sizes: _Sizes) -> Choice:
+def _choice(traced: _Traced, sizes: _Sizes, on: str) -> Choice:
     """Return the partition for data of these shapes and types."""
     shapes = {name: array.shape for name, array in traced.parameters.items()}
     types = {name: _as_float(dtype) for name, dtype in sizes.types.items()}
     data = [*traced.data, *traced.labels]
-    return partition.choose(traced.symbol, data, {**shapes, **sizes.inputs}, types)
+    return partition.choose(traced.symbol, data, {**shapes, **sizes.inputs}, types, on)
 
 
 def _made(traced: _Traced, data: list[Any], on: str) -> _Made:
-    choice = _choice(traced, _sizes(traced, data))
-    one_batch = len({array.shape[:1] for array in data}) == 1
-    return (_MadeWhole if one_batch and _is_whole(choice) else _MadeOfParts)(traced, choice, on)
+    sizes = _sizes(traced, data)
+    choice = _choice(traced, sizes, on)
+    if on == "cpu":
+        return _MadeOnCpu(traced, choice, data, sizes)
+    if _has_one_batch(data) and _is_whole(choice):
+        return _MadeWhole(traced, choice, on, data)
+    return _MadeOfParts(traced, choice, on)
+
+
+def _has_one_batch(data: list[Any]) -> bool:
+    return len({array.shape[:1] for array in data}) == 1
 
 
 def _is_whole(choice: Choice) -> bool:
@@ -192,11 +211,19 @@ class _Made(ABC):
 
     @abstractmethod
     def fits(self, data: list[Any]) -> bool:
-        """Return whether it can compute arrays of these shapes and types."""
+        """Return whether it can compute arrays of these shapes and types, as far as is known."""
+
+    @abstractmethod
+    def is_chosen_for(self, data: list[Any]) -> bool:
+        """Return whether another partition would not help arrays that `run` refuses."""
+
+    def choice(self) -> Choice:
+        """Return the partition of the last call."""
+        return _choice(self.traced, self._last, self._on)
 
     @property
     def report(self) -> GpuReport:
-        choice = _choice(self.traced, self._last)
+        choice = self.choice()
         return partition.report_of(choice, self._last.inputs, self._last.types, self._on)
 
     def sizes(self, data: list[Any]) -> _Sizes:
@@ -213,6 +240,11 @@ class _Made(ABC):
 
 def _key(data: list[Any]) -> tuple[Any, ...]:
     return tuple((array.shape, array.dtype) for array in data)
+
+
+def _kinds(key: tuple[Any, ...]) -> list[tuple[int, Any]]:
+    """Return the numbers of axes and the types of the arrays of a `_key`."""
+    return [(len(shape), dtype) for shape, dtype in key]
 
 
 @dataclass(frozen=True)
@@ -257,9 +289,10 @@ def _sizes(traced: _Traced, data: list[Any]) -> _Sizes:
 class _MadeWhole(_Made):
     """A network that this package computes as a whole, called without MXNet."""
 
-    def __init__(self, traced: _Traced, choice: Choice, on: str) -> None:
+    def __init__(self, traced: _Traced, choice: Choice, on: str, data: list[Any]) -> None:
         super().__init__(traced, on)
         self._choice = choice
+        self._chosen_for = _key(data)
         graph = parts.read(choice.symbol())
         assert graph is not None
         part = next(filter(graph_json.is_part, graph["nodes"]))
@@ -276,9 +309,23 @@ class _MadeWhole(_Made):
             self._opened.retire()
 
     def fits(self, data: list[Any]) -> bool:
-        if _key(data) in self._sizes:
+        key = _key(data)
+        if key in self._sizes:
             return True
-        return _choice(self.traced, _sizes(self.traced, data)).groups == self._choice.groups
+        if not _has_one_batch(data):
+            return False
+        # Choosing takes longer than computing most networks, and what the network cannot compute
+        # of other sizes is found when it is computed.
+        if _kinds(key) == _kinds(self._chosen_for):
+            return True
+        sizes = _sizes(self.traced, data)
+        return _choice(self.traced, sizes, self._on).groups == self._choice.groups
+
+    def is_chosen_for(self, data: list[Any]) -> bool:
+        return _key(data) == self._chosen_for
+
+    def choice(self) -> Choice:
+        return self._choice
 
     def run(self, data: list[Any]) -> list[Any]:
         import mxnet as mx
@@ -313,6 +360,50 @@ def _described(array: Any) -> Array:
     return Array(pointer(array), array.shape, np.dtype(array.dtype).name, next(_versions))
 
 
+class _MadeOnCpu(_Made):
+    """A network on the CPU, of parts of one node each. If it is one part, most calls do without
+    MXNet's engine."""
+
+    def __init__(self, traced: _Traced, choice: Choice, data: list[Any], sizes: _Sizes) -> None:
+        from mxnet import nd
+
+        super().__init__(traced, "cpu")
+        self._names = traced.symbol.list_inputs()
+        given = dict(zip(self._names, self._given(data, sizes)))
+        opened = Parts(most_bytes=sys.maxsize)
+        symbol, self._parts = partition.in_parts(choice, given, opened)
+        of_calls = {*traced.data, *traced.labels}
+        self._op = CompiledOp(nd.CachedOp, symbol, self._names, of_calls, [], self._parts)
+        self._choice, self._chosen_for = choice, _key(data)
+
+    def fits(self, data: list[Any]) -> bool:
+        return _kinds(_key(data)) == _kinds(self._chosen_for)
+
+    def is_chosen_for(self, data: list[Any]) -> bool:
+        return _key(data) == self._chosen_for
+
+    def choice(self) -> Choice:
+        return self._choice
+
+    def run(self, data: list[Any]) -> list[Any]:
+        if self._parts is None or not self._parts.takes_pixels:
+            data = _as_floats(data)
+        given = self._given(data, self.sizes(data))
+        self._op.hold(given)
+        outputs = self._op.directly(given)
+        if outputs is None:
+            outputs = self._op.call(*given)
+        return outputs if isinstance(outputs, list) else [outputs]
+
+    def _given(self, data: list[Any], sizes: _Sizes) -> list[Any]:
+        """Return the arrays of all inputs in order."""
+        from mxnet import nd
+
+        labels = {name: nd.zeros(sizes.inputs[name]) for name in self.traced.labels}
+        named = {**self.traced.parameters, **dict(zip(self.traced.data, data)), **labels}
+        return [named[name] for name in self._names]
+
+
 class _MadeOfParts(_Made):
     """A network of parts, with MXNet's operators between them."""
 
@@ -322,6 +413,9 @@ class _MadeOfParts(_Made):
 
     def fits(self, data: list[Any]) -> bool:
         # The graph is partitioned at run time for each call's arrays.
+        return True
+
+    def is_chosen_for(self, data: list[Any]) -> bool:
         return True
 
     def run(self, data: list[Any]) -> list[Any]:

@@ -7,24 +7,27 @@ each new set of shapes, and for op times and errors.
 from __future__ import annotations
 
 import ctypes
+import functools
 import itertools
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from .. import errors, settings
 from ..backends import kernel_file
 from ..backends.cpu import native, program
+from ..backends.cpu.cpu_backend import chosen_isa
 from ..errors import Ece408Error
 from . import compiled_operator, native_handles
+from .loading import load_mxnet
 from .native_handles import library as _library
 from .networks import DATA, FOR_ALL_IMAGES, PARAMETER, TYPES
 
 if TYPE_CHECKING:
-    from ..network import Array, CpuCode
+    from ..network import Array, KeptCode, Steps
 
-# Types of a part's arrays.
-COMPUTED = ("float32", "float16", "uint8")
+# A call that takes more memory takes so long that its caller may want to continue meanwhile.
+MOST_BYTES = 32 << 20
 
 _SIZES = ctypes.POINTER(ctypes.c_int64)
 _Make = ctypes.CFUNCTYPE(
@@ -38,15 +41,34 @@ _Forget = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_int64)
 _Close = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_int)
 
 
-class _Functions(ctypes.Structure):
-    """The header's `ece408_part_functions`."""
+class _Kept(ctypes.Structure):
+    """The header's `ece408_kept`."""
 
-    _fields_ = [("make", _Make), ("report", _Report), ("forget", _Forget), ("close", _Close)]
+    _fields_ = [
+        ("steps", ctypes.c_void_p),
+        *[(name, _SIZES) for name in ("copies", "packed", "before")],
+        *[(name, ctypes.c_int64) for name in ("number", "step_count", "copy_count")],
+        *[(name, ctypes.c_int64) for name in ("packed_count", "before_count", "bytes")],
+    ]
+
+
+class _Made(ctypes.Structure):
+    """The header's `ece408_made`."""
+
+    _fields_ = [
+        ("steps", ctypes.c_void_p),
+        ("kept", _SIZES),
+        *[(name, ctypes.c_int64) for name in ("number", "step_count", "kept_count")],
+        *[(name, ctypes.c_int64) for name in ("arena_bytes", "copied_bytes")],
+        *[(name, ctypes.c_int64) for name in ("reads_weights", "isa")],
+    ]
 
 
 _numbers = itertools.count(1)
 _opened: dict[int, _Opened] = {}
-_programs: dict[int, CpuCode] = {}
+# Steps of programs, and the part of what is kept, by their numbers.
+_programs: dict[int, Steps] = {}
+_keepers: dict[int, _Opened] = {}
 
 
 def install() -> None:
@@ -72,11 +94,17 @@ class Parts:
 
     numbers: Sequence[int] = ()  # also defined if an interrupt prevents construction
 
-    def __init__(self) -> None:
+    def __init__(self, most_bytes: int = MOST_BYTES) -> None:
+        """Calls of at most `most_bytes` of memory can be direct (see `DirectCalls`)."""
         self._release = _library().ece408_part_release  # names may be gone when this is deleted
         self.numbers = []
+        self.most_bytes = most_bytes
         # The names of inputs that are parameters of a part.
         self.parameters: dict[str, None] = {}
+        # The names of the inputs in order, if the graph is one part and nothing else.
+        self.whole: list[str] | None = None
+        # Whether data may be of uint8.
+        self.takes_pixels = False
 
     def node(
         self, graph: Mapping[str, Any], kinds: str, types: Sequence[str], name: str
@@ -85,7 +113,7 @@ class Parts:
         `networks`), and `types` are those of its inputs and outputs. Raises what `Network`
         does."""
         number = next(_numbers)
-        opened = _opened[number] = _Opened(graph, kinds, types)
+        opened = _opened[number] = _Opened(graph, kinds, types, self.most_bytes)
         codes = (ctypes.c_int * len(types))(*map(TYPES.index, types))
         _library().ece408_part_open(number, kinds.encode(), codes, len(types))
         self.numbers = [*self.numbers, number]
@@ -106,14 +134,80 @@ class Parts:
             self._release(number)
 
 
+class DirectCalls:
+    """Calls of a graph that is one part, on the caller's thread. MXNet's CachedOp takes a
+    microsecond for each array of a call, and its engine wakes a thread that then wakes the caller:
+    for mobilenetv2_1.0, 0.3 ms in all."""
+
+    def __init__(self, parts: Parts, names: Sequence[str], data: Collection[str]) -> None:
+        assert parts.whole is not None
+        self._part, self._most_bytes = parts.numbers[0], parts.most_bytes
+        # The positions of the part's inputs in a call, and those that change with each.
+        self._order = [names.index(name) for name in parts.whole]
+        self._data = [
+            (place, names.index(name)) for place, name in enumerate(parts.whole) if name in data
+        ]
+        self._outputs = _opened[self._part].outputs
+        self._handles: Any = None
+        self._function = _library().ece408_part_call
+        self._mxnet = _mxnet()
+
+    def hold(self, given: Sequence[Any]) -> None:
+        """Take the parameters of the next calls, which the caller keeps alive."""
+        handles = (given[number].handle for number in self._order)
+        self._handles = (ctypes.c_void_p * len(self._order))(*handles)
+
+    def __call__(self, given: Sequence[Any]) -> list[Any] | None:
+        """Return the results, or `None` if a call cannot be direct. Raises `MXNetError` if an input
+        could not be computed."""
+        from mxnet import _global_var
+        from mxnet.base import NDArrayHandle, check_call
+
+        # A copy: other threads may call at the same time.
+        handles = type(self._handles).from_buffer_copy(self._handles)
+        for place, number in self._data:
+            handles[place] = given[number].handle
+        results = (ctypes.c_void_p * self._outputs)()
+        limit = ctypes.c_int64(self._most_bytes)
+        status = self._function(self._part, handles, results, limit, self._mxnet)
+        arrays = [
+            _global_var._ndarray_cls(NDArrayHandle(each)) for each in results if each is not None
+        ]
+        check_call(min(status, 0))
+        return arrays if status else None
+
+
+class _Functions(ctypes.Structure):
+    """The header's `ece408_part_functions`."""
+
+    _fields_ = [("make", _Make), ("report", _Report), ("forget", _Forget), ("close", _Close)]
+
+
+@functools.lru_cache(maxsize=1)
+def _mxnet() -> Any:
+    """Return the header's `ece408_mxnet`."""
+    names = (
+        *("MXNDArrayWaitToRead", "MXNDArrayGetData", "MXNDArrayCreateEx"),
+        "MXEnginePushSyncND",
+    )
+    functions = load_mxnet().base._LIB
+    addresses = (ctypes.cast(getattr(functions, name), ctypes.c_void_p) for name in names)
+    return (ctypes.c_void_p * len(names))(*addresses)
+
+
 class _Opened:
     """A part's network."""
 
-    def __init__(self, graph: Mapping[str, Any], kinds: str, types: Sequence[str]) -> None:
+    def __init__(
+        self, graph: Mapping[str, Any], kinds: str, types: Sequence[str], most_copied: int
+    ) -> None:
         from ..network import Network
 
+        self.outputs = len(types) - len(kinds)
         self._names = [node["name"] for node in graph["nodes"] if node["op"] == "null"]
-        self._kinds, self._types = kinds, types
+        self._kinds, self._types, self._most_copied = kinds, types, most_copied
+        # What the library keeps for programs, by number.
+        self.kept: dict[int, KeptCode] = {}
         self.parameters = [name for name, kind in zip(self._names, kinds) if kind == PARAMETER]
         constant = {name for name, kind in zip(self._names, kinds) if kind != DATA}
         self._network = Network(json.dumps(graph), self._names, constant, on="cpu")
@@ -126,25 +220,53 @@ class _Opened:
             for name, kind in zip(self._names, self._kinds)
         )
 
-    def make(self, sizes: Sequence[int], target: int) -> None:
+    def make(self, sizes: Sequence[int], target: ctypes.c_void_p) -> None:
         """Give the library the program for inputs of these types and shapes."""
         inputs = list(_arrays(sizes))
-        code = self._network.code(inputs, self._types[len(inputs) :])
-        number = next(_numbers)
-        _programs[number] = code
+        settled = settings.precision(), chosen_isa()
+        kept = [each for each in self.kept.values() if each.settings == settled]
+        code = self._network.code(inputs, self._types[len(inputs) :], kept, self._most_copied)
+        # Numbers of what is kept are not negative.
+        number = -next(_numbers)
+        _programs[number] = code.steps
         for value in code.steps.outputs:
             shape = (ctypes.c_int64 * len(value.shape))(*value.shape)
-            _library().ece408_part_output(ctypes.c_void_p(target), shape, len(value.shape))
-        given = _library().ece408_part_give(
-            *(ctypes.c_void_p(target), ctypes.c_int64(number), code.for_weights, code.for_images),
-            *map(ctypes.c_int64, (len(code.for_weights), len(code.for_images))),
-            *map(ctypes.c_int64, (code.arena_bytes, code.lasting_bytes)),
-            native.ISA_CODES[code.isa],
+            _library().ece408_part_output(target, shape, len(value.shape))
+        given = True
+        for each in code.kept:
+            if each.number not in self.kept:
+                given = given and self._keep(each, target)
+        copied = sum(nbytes for each in code.kept for *_, nbytes in each.copies)
+        made = _Made(
+            *(_address(code.for_images), _integers(each.number for each in code.kept)),
+            *(number, len(code.for_images), len(code.kept), code.arena_bytes, copied),
+            *(code.reads_weights, native.ISA_CODES[code.isa]),
         )
-        if not given:
+        if not given or not _library().ece408_part_give(target, ctypes.byref(made)):
             raise errors.NotEnoughMemory(
-                f"a network keeps {code.lasting_bytes} bytes of its weights, and there is no room"
+                f"a network keeps {sum(each.nbytes for each in code.kept)} bytes of its weights, "
+                "and there is no room"
             )
+
+    def _keep(self, kept: KeptCode, target: ctypes.c_void_p) -> bool:
+        self.kept[kept.number] = kept
+        _keepers[kept.number] = self
+        made = _Kept(
+            *(_address(kept.steps), _integers(each for copy in kept.copies for each in copy)),
+            *(_integers(kept.packed), _integers(each.number for each in kept.before)),
+            *(kept.number, len(kept.steps), len(kept.copies), len(kept.packed)),
+            *(len(kept.before), kept.nbytes),
+        )
+        return bool(_library().ece408_part_keep(target, ctypes.byref(made)))
+
+
+def _address(steps: Any) -> ctypes.c_void_p:
+    return ctypes.cast(steps, ctypes.c_void_p)
+
+
+def _integers(numbers: Iterable[int]) -> Any:
+    found = list(numbers)
+    return (ctypes.c_int64 * len(found))(*found)
 
 
 def _arrays(sizes: Sequence[int]) -> Iterator[Array]:
@@ -159,7 +281,7 @@ def _arrays(sizes: Sequence[int]) -> Iterator[Array]:
 
 def _make(part: int, sizes: Any, count: int, target: int, is_call: int) -> int:
     def work() -> None:
-        _opened[part].make(sizes[:count], target)
+        _opened[part].make(sizes[:count], ctypes.c_void_p(target))
 
     if is_call:
         return errors.remembered(work)
@@ -183,7 +305,13 @@ def _report(number: int, seconds: Any, count: int, status: int, step: int, kind:
 
 
 def _forget(number: int) -> int:
-    return errors.remembered(lambda: _programs.pop(number))
+    def work() -> None:
+        _programs.pop(number, None)
+        keeper = _keepers.pop(number, None)
+        if keeper is not None:
+            del keeper.kept[number]
+
+    return errors.remembered(work)
 
 
 def _close(number: int) -> int:

@@ -38,6 +38,17 @@ size_t ece408::writes_to(const void* handle) {
     return static_cast<const mxnet::NDArray*>(handle)->version();
 }
 
+bool ece408::describe(const void* handle, Sizes* sizes, int* device) {
+    const auto& array = *static_cast<const mxnet::NDArray*>(handle);
+    const mxnet::TShape& shape = array.shape();
+    const bool is_dense = array.storage_type() == mxnet::kDefaultStorage;
+    if (!is_dense || array.ctx().dev_type != mxnet::Context::kCPU || shape.ndim() < 0) return false;
+    *sizes = {array.dtype(), shape.ndim()};
+    sizes->insert(sizes->end(), shape.begin(), shape.end());
+    *device = array.ctx().dev_id;
+    return true;
+}
+
 ece408::ArrayPlaces ece408::places_of(const void* handle) {
     const auto* const array = static_cast<const mxnet::NDArray*>(handle);
     const auto* const text = static_cast<const char*>(handle);
@@ -45,4 +56,14 @@ ece408::ArrayPlaces ece408::places_of(const void* handle) {
     const char* chunk = nullptr;
     std::memcpy(&chunk, text, sizeof chunk);
     return {text, chunk, reinterpret_cast<const char*>(array->var())};
+}
+
+const void* ece408::first_cpu() {
+    static const mxnet::Context context = mxnet::Context::CPU(0);
+    return &context;
+}
+
+const void* ece408::run_at_once() {
+    static const mxnet::FnProperty property = mxnet::FnProperty::kAsync;
+    return &property;
 }

@@ -2,6 +2,8 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
+#include <vector>
 
 namespace ece408 {
 
@@ -12,6 +14,20 @@ size_t writes_to(const void* handle);
 // Whether another library lent the array's memory, or processes have it in common. MXNet does not
 // count their writes. Views have their array's memory.
 bool is_foreign(const void* handle);
+
+// An array's type, by MXNet's number, its number of dimensions, and these.
+using Sizes = std::vector<int64_t>;
+
+template <typename Shape>
+Sizes sizes_of(int type, const Shape& shape) {
+    Sizes sizes{type, static_cast<int64_t>(shape.size())};
+    sizes.insert(sizes.end(), shape.begin(), shape.end());
+    return sizes;
+}
+
+// Sets an array's sizes and the number of its device; false unless it is a dense one in ordinary
+// memory of the CPU.
+bool describe(const void* handle, Sizes* sizes, int* device);
 
 // Addresses of the fields that MXNet reads for an array, so that the processor can fetch those of
 // many arrays at once. MXNet reads one array after the other, each by three dependent loads. An
@@ -30,5 +46,10 @@ struct ArrayPlaces {
 };
 
 ArrayPlaces places_of(const void* handle);
+
+// For MXNet's engine: the first CPU, a ContextHandle, and the property of functions that run at
+// once if they need not wait, an EngineFnPropertyHandle.
+const void* first_cpu();
+const void* run_at_once();
 
 }  // namespace ece408

@@ -104,6 +104,7 @@ typedef struct ece408_others {
     int (*run)(const ece408_step* steps, int64_t count, void* const* bases, int threads, int isa,
                double* seconds, int64_t* failed);
     void (*parallel_for)(int threads, int64_t count, ece408_chunks* chunk, const void* work);
+    void (*use_workers)(int threads);
     int (*batch_norm_forward)(const ece408_batch* batch, const float* x, const float* added,
                               const float* gamma, const float* beta, float* y, float* mean,
                               float* inverse, int threads, int isa);
@@ -173,14 +174,14 @@ typedef struct ece408_program ece408_program;
 
 /* Functions of Python for parts, which have numbers. Each returns 0 if it failed. */
 typedef struct ece408_part_functions {
-    /* Makes a program by `ece408_part_output` and `ece408_part_give`. `sizes` has for each input its type, by
+    /* Makes a program by `ece408_part_output`, `ece408_part_keep` and `ece408_part_give`. `sizes` has for each input its type, by
      * MXNet's number, its number of dimensions, and these. Only failures in a call are reported. */
     int (*make)(int part, const int64_t* sizes, int64_t count, ece408_program* program, int is_call);
     /* Takes the seconds of each step of a call, or the status of a step that failed, and its kind. */
     int (*report)(int64_t program, const double* seconds, int64_t count, int status, int64_t step,
                   int64_t kind);
-    /* Ends a program. */
-    int (*forget)(int64_t program);
+    /* Ends a program, or what is kept. */
+    int (*forget)(int64_t number);
     /* Ends a part. */
     int (*close)(int part);
 } ece408_part_functions;
@@ -200,12 +201,53 @@ ECE408_EXPORT void ece408_part_release(int part);
 /* Adds the shape of the next output. */
 ECE408_EXPORT void ece408_part_output(ece408_program* program, const int64_t* shape, int dimensions);
 
-/* Copies the steps of both phases, whose operands are in MXNet's temporary memory, in `lasting_bytes` of the
- * program's own, and in the inputs and outputs, in this order. 0 if there is no memory. */
-ECE408_EXPORT int ece408_part_give(ece408_program* program, int64_t number,
-                                   const ece408_step* for_weights, const ece408_step* for_images,
-                                   int64_t weight_steps, int64_t image_steps, int64_t arena_bytes,
-                                   int64_t lasting_bytes, int isa);
+/* A copy of an input to a place in what is kept. */
+typedef struct ece408_kept_copy {
+    int64_t input, offset, bytes;
+} ece408_kept_copy;
+
+/* What programs keep of weights, in `bytes` of memory: copies, and results of steps, whose operands are in
+ * nothing, the inputs, what is kept `before`, by numbers, and itself. `packed` are the places of packed
+ * weights. */
+typedef struct ece408_kept {
+    const ece408_step* steps;
+    const ece408_kept_copy* copies;
+    const int64_t *packed, *before;
+    int64_t number, step_count, copy_count, packed_count, before_count, bytes;
+} ece408_kept;
+
+/* Keeps it for the program; 0 if there is no memory. */
+ECE408_EXPORT int ece408_part_keep(ece408_program* program, const ece408_kept* made);
+
+/* A program that Python has made. Operands of its steps are in temporary memory, the inputs, the outputs,
+ * and what is kept, by numbers. It also `reads_weights` from the inputs, or has `copied_bytes` of them. */
+typedef struct ece408_made {
+    const ece408_step* steps;
+    const int64_t* kept;
+    int64_t number, step_count, kept_count, arena_bytes, copied_bytes, reads_weights, isa;
+} ece408_made;
+
+/* Copies it; 0 if something is not kept any more. */
+ECE408_EXPORT int ece408_part_give(ece408_program* program, const ece408_made* made);
+
+/* Functions of MXNet's C interface: MXNDArrayWaitToRead, MXNDArrayGetData, MXNDArrayCreateEx and
+ * MXEnginePushSyncND. */
+typedef struct ece408_mxnet {
+    int (*wait_to_read)(void* array);
+    int (*data)(void* array, void** data);
+    int (*create)(const unsigned* shape, unsigned dimensions, int device_type, int device,
+                  int delays, int type, void** array);
+    int (*push)(void (*run)(void* context, void* task), void* task, void (*end)(void* task),
+                const void* context, void* const* reads, int read_count, void* const* writes,
+                int write_count, const void* property, int priority, const char* name);
+} ece408_mxnet;
+
+/* A call on the caller's thread, without MXNet's engine, of a part whose weights are as in its last call by
+ * MXNet: 1, with the handles of new arrays in `results`; 0 if that is impossible, also because data is
+ * pending, or its memory and copies of weights take more than `most_bytes`; -1 if MXNet failed; MXNet has the error. The caller
+ * frees the arrays in `results` in each case. */
+ECE408_EXPORT int ece408_part_call(int part, void* const* inputs, void** results, int64_t most_bytes,
+                                   const ece408_mxnet* mxnet);
 
 /* Takes the parameters of a network that Python runs itself; 0 if that failed. */
 typedef int ece408_parameters_seen(int network, int64_t count, const ece408_array* arrays);

@@ -64,6 +64,21 @@ public:
         return are_same ? all_ : all_ = next();
     }
 
+    // The version of all inputs if nothing was written since the last `of`, by the counts of writes
+    // that `writes_to` gives; else 0.
+    template <typename WritesTo>
+    uint64_t unchanged(const WritesTo& writes_to) {
+        const std::lock_guard<std::mutex> lock(mutex_);
+        for (size_t i = 0; i < seen_.size(); i++) {
+            if (kinds_[i] == ECE408_DATA) continue;
+            const bool is_counted = kinds_[i] == ECE408_PARAMETER && !are_shared;
+            if (!is_counted || seen_[i].writes == 0 || writes_to(i) != seen_[i].writes) return 0;
+        }
+        return all_;
+    }
+
+    bool is_data(size_t input) const { return kinds_[input] == ECE408_DATA; }
+
     // Other arrays come, which may have the same addresses and counts of writes.
     void forget(const std::string& kinds) {
         const std::lock_guard<std::mutex> lock(mutex_);

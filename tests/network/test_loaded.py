@@ -10,6 +10,8 @@ import pytest
 from gpu_networks import NETWORKS, Case, error, small
 
 import ece408_op
+from ece408_op.backends.cpu import program
+from ece408_op.backends.cpu.program import Kind
 from ece408_op.errors import (
     CheckpointMismatch,
     CheckpointMissing,
@@ -87,16 +89,58 @@ def test_weights_that_are_not_finite(mx, tmp_path):
     network = ece408_op.load_network(_saved(mx, case, tmp_path), 7)
     weights = case.arrays["conv_weight"]
     assert network.steps(case.arrays["data"])[0].kernel.startswith("winograd")
-    for value in (np.inf, 1.0):
+    for value, images in ((np.inf, 40), (np.inf, 20), (1.0, 20), (1.0, 40)):
         weights[1, 0, 0, 0] = value
         network.set("conv_weight", weights)
-        found = network(case.arrays["data"])
+        found = network(case.arrays["data"][:images])
         # The first row and column do not read this weight.
         reads = np.s_[:, 1, 1:, 1:]
         assert (found[reads] == np.inf).any() == (value == np.inf)
         found[reads] = 0
         assert np.isfinite(found).all()
     assert error(network(case.arrays["data"]), case.expected()[0]) < 3e-6
+
+
+def test_sizes_share_packed_weights(mx, tmp_path, monkeypatch):
+    case = small(mx, "resnet")
+    prefix = _saved(mx, case, tmp_path)
+    network, alone = (ece408_op.load_network(prefix, 7) for _ in range(2))
+    packs, run = [], program.run
+
+    def noting(steps, *others):
+        packs[-1] += sum(step.kind == Kind.PACK for step in steps)
+        return run(steps, *others)
+
+    monkeypatch.setattr(program, "run", noting)
+    weight = next(each for each in case.arrays if each.endswith("weight"))
+    # More sizes than there are programs; the first one comes again.
+    batches = [np.repeat(case.arrays["data"], count, axis=0) for count in (*range(1, 11), 1)]
+    for scale in (1, 2):
+        found = []
+        for each in (network, alone):
+            each.set(weight, case.arrays[weight] * scale)
+            packs.append(0)
+            for x in batches:
+                found.append(each(x))
+                if each is alone:
+                    each.close()
+        for pair in zip(found, found[len(batches) :]):
+            np.testing.assert_array_equal(*pair)
+    shared, own = packs[::2], packs[1::2]
+    # Some sizes have other kernels.
+    assert all(0 < 4 * a < b for a, b in zip(shared, own))
+
+
+def test_outputs_of_one_row_have_packed_weights_of_their_own(mx, tmp_path):
+    """Their kernel has no vertical stride."""
+    symbol = mx.sym.Convolution(mx.sym.Variable("data"), kernel=(7, 7), stride=(2, 2),
+                                num_filter=16, name="conv")  # fmt: skip
+    case = Case(symbol, data=(1, 16, 11, 257))
+    prefix = _saved(mx, case, tmp_path)
+    network = ece408_op.load_network(prefix, 7)
+    for rows in (11, 7, 9, 8):
+        x = case.arrays["data"][:, :, :rows]
+        np.testing.assert_array_equal(network(x), ece408_op.load_network(prefix, 7)(x))
 
 
 def test_parameters_are_replaced_while_others_call(mx, tmp_path):

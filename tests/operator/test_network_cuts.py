@@ -49,6 +49,35 @@ def _graph(mx, net):
     return net(mx.sym.Variable("data"))
 
 
+def test_another_size_takes_no_other_partition(mx, x, frozen, monkeypatch):
+    net = make_net(mx)
+    network = frozen(net)
+    expect(network(x), net(x))
+    parts = network.report.parts
+    monkeypatch.setattr(partition, "choose", raising(AssertionError("chosen again")))
+    for shape in ((3, *SHAPE[1:]), (1, *SHAPE[1:]), SHAPE):
+        other = mx.nd.random.normal(shape=shape)
+        expect(network(other), net(other))
+        assert network.report.parts == parts
+        assert network.report.bytes_in == 4 * other.size
+
+
+def test_a_size_that_is_not_computed_as_a_whole(mx, frozen, monkeypatch):
+    """Arrays beyond a limit, as those of 2**31 elements are, stay with MXNet, and only these."""
+    sym = mx.sym
+    c = sym.Convolution(sym.Variable("data"), kernel=(1, 1), num_filter=2, name="lim_c")
+    larger = sym.UpSampling(c, scale=4, sample_type="nearest", name="lim_up")
+    symbol = sym.mean(larger, axis=(2, 3), name="lim_mean")
+    parameters = parameters_of(mx, symbol, (1, 3, 4, 4))
+    network = frozen(symbol, parameters)
+    monkeypatch.setattr("ece408_op.network.builder._MOST_ELEMENTS", 1000)
+    for size, left in ((4, []), (5, []), (6, ["lim_up"])):
+        x = mx.nd.random.normal(shape=(1, 3, size, size))
+        expected = symbol.bind(mx.cpu(), {"data": x, **parameters}).forward()[0]
+        expect(network(x), expected)
+        assert left == [name for name in network.report.left if name == "lim_up"]
+
+
 def test_a_way_round_an_unsupported_operator(mx, x):
     """A part must not depend on itself through other nodes."""
     sym = mx.sym
@@ -169,13 +198,14 @@ def test_a_graph_of_many_parts_is_cut_in_one_pass(mx, monkeypatch):
     assert len(calls) == len(set(calls)) == 20
 
 
-def test_a_layer_that_asks_for_the_cpu_stays_there(mx, x, frozen):
-    layer = ece408_op.Conv2D(3, 3, in_channels=2, backend="cpu")
+@pytest.mark.parametrize("frozen", [ece408_op.to_gpu, ece408_op.to_cpu])
+def test_a_layer_that_requests_another_backend_stays_with_it(mx, x, frozen):
+    layer = ece408_op.Conv2D(3, 3, in_channels=2, backend="reference")
     layer.initialize()
     expected = layer(x)
     network = frozen(layer)
     expect(network(x), expected)
-    assert list(network.report.left.values()) == ["backend=cpu is requested"]
+    assert list(network.report.left.values()) == ["backend=reference is requested"]
 
 
 def test_without_a_gpu_mxnet_computes(mx, x, capsys, monkeypatch, frozen):

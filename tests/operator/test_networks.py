@@ -369,9 +369,9 @@ def test_what_fails_while_weights_are_copied(mx, x, monkeypatch):
     expect(network(x), make_net(mx)(x))
 
 
-def test_a_change_is_noticed_after_a_look_that_failed(mx, x, monkeypatch, frozen):
+def test_a_change_is_noticed_after_a_look_that_failed(mx, x, monkeypatch):
     net = make_net(mx)
-    network = frozen(net)
+    network = ece408_op.to_gpu(net)
     network(x)
     for parameter in net.collect_params().values():
         parameter.set_data(parameter.data() * 2)
@@ -407,6 +407,16 @@ def test_other_batches(mx, frozen):
         expected = net(x)
         expect(network(x), expected)
         expect(hybridized(x), expected)
+
+
+def test_another_size_on_the_cpu_does_not_wait_for_weights(mx, x, monkeypatch):
+    net = make_net(mx)
+    network = ece408_op.to_cpu(net)
+    expect(network(x), net(x))
+    monkeypatch.setattr(networks.Parameters, "held", raising(AssertionError("held")))
+    for batch in (3, 1):
+        other = mx.nd.random.normal(shape=(batch, *SHAPE[1:]))
+        expect(network(other), net(other))
 
 
 def test_several_outputs(mx, x, frozen):

@@ -8,6 +8,7 @@ from __future__ import annotations
 import ctypes
 import functools
 import itertools
+import struct
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -42,6 +43,8 @@ _FIELDS = (
 )
 
 
+_NUMBERS = struct.Struct(f"{len(_FIELDS)}q")
+
 # Destination address, source address, number of bytes.
 Copy = tuple[int, int, int]
 
@@ -58,20 +61,24 @@ class Problem(ctypes.Structure):
     _fields_ = [(name, ctypes.c_int64) for name in _FIELDS]
 
 
+def as_numbers(problem: ConvProblem) -> tuple[int, ...]:
+    """Return the fields of the header's `ece408_problem`."""
+    return (
+        *(problem.batch, problem.channels, problem.height, problem.width, problem.filters),
+        *(*problem.kernel, *problem.stride, *problem.pad, *problem.dilate, problem.groups),
+    )
+
+
 @functools.lru_cache(maxsize=4096)
 def as_struct(problem: ConvProblem) -> Problem:
     """Return the header's `ece408_problem`. C code only reads it, so calls may share it.
 
     Raises `InvalidProblem` for a number that does not fit, which ctypes would truncate silently.
     """
-    numbers = (
-        *(problem.batch, problem.channels, problem.height, problem.width, problem.filters),
-        *(*problem.kernel, *problem.stride, *problem.pad, *problem.dilate, problem.groups),
-    )
-    native = Problem(*numbers)
-    if tuple(getattr(native, name) for name in _FIELDS) != numbers:
-        raise InvalidProblem(f"{problem} has a number beyond 64 bits")
-    return native
+    try:
+        return Problem.from_buffer_copy(_NUMBERS.pack(*as_numbers(problem)))
+    except struct.error:
+        raise InvalidProblem(f"{problem} has a number beyond 64 bits") from None
 
 
 def _declare(library: ctypes.CDLL, name: str, arrays: int, numbers: int) -> None:
@@ -103,6 +110,8 @@ def _declare_all(library: ctypes.CDLL) -> None:
     library.ece408_kernel_name.argtypes = [ctypes.c_int]
     library.ece408_kernel_name.restype = ctypes.c_char_p
     library.ece408_choose.argtypes = [ctypes.POINTER(Problem), *[ctypes.c_int] * 5]
+    library.ece408_packed_floats.argtypes = [ctypes.POINTER(Problem), *[ctypes.c_int] * 2]
+    library.ece408_packed_floats.restype = ctypes.c_int64
     for suffix in (*SUFFIXES.values(), STRICT):
         _declare(library, f"ece408_forward_{suffix}", arrays=4, numbers=4)
         _declare(library, f"ece408_backward_data_{suffix}", arrays=3, numbers=4)
@@ -164,6 +173,14 @@ def choose(
     `KernelsMissing`."""
     numbers = DIRECTIONS.index(direction), ITEM_BYTES[problem.dtype], ISA_CODES[isa], strict, kept
     return kernels()[library().ece408_choose(as_struct(problem), *numbers)]
+
+
+def packed_floats(problem: ConvProblem, isa: str, kernel: str) -> int:
+    """Return the floats of a layer's weights packed for a kernel's forward pass; 0 if it reads them
+    in place. Raises `KernelsMissing`."""
+    codes = ISA_CODES[isa], kernels().index(kernel)
+    found: int = library().ece408_packed_floats(as_struct(problem), *codes)
+    return found
 
 
 def _name(function: str, dtype: str, strict: bool) -> str:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-from collections.abc import Iterable, Sequence
+import itertools
+import math
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -17,13 +19,13 @@ from ...backends.cpu.cpu_backend import chosen_isa
 from ...backends.cpu.program import Kind
 from ...errors import NotEnoughMemory
 from ..host_arrays import Array
-from ..memory_planner import aligned, places
-from ..values import ARENA, INPUT, LASTING, OUTPUT, WEIGHT, Step, Steps, Value
+from ..memory_planner import Places, aligned, places
+from ..values import ARENA, INPUT, LASTING, OUTPUT, WEIGHT, Buffer, Step, Steps, Value
 from .cpu_steps import CpuPlan, CpuSteps
 from .machine import Machine
 
 _LINE = 64
-_MEMBERS = {field[1]: field[0] for field in program.Of._fields_}
+_numbers = itertools.count()
 
 
 class Cpu(Machine):
@@ -37,7 +39,8 @@ class Cpu(Machine):
         return CpuSteps(chosen_isa(), precision == "strict")
 
     def done(self, plan: CpuPlan, seconds: float) -> Done:
-        strict = plan.kind == Kind.CONVOLVE and plan.of.strict
+        convolves = plan.kind == Kind.CONVOLVE
+        strict = convolves and program.Convolve.from_buffer_copy(plan.of).strict
         return Done(plan.name, "strict" if strict else "float32")
 
     def active(self) -> contextlib.AbstractContextManager[None]:
@@ -60,106 +63,214 @@ class Memory:
         native.ask_for_huge_pages(self.address, nbytes)
 
 
-class CpuCode:
-    """Steps as structures, for calls that bring `arena_bytes` of memory and keep `lasting_bytes` of
-    their weights. With `copies`, weights that images need are copied there, too, unless they are
-    packed."""
+class KeptCode:
+    """What one program of a graph was the first to need of its weights, for the others too: arrays
+    that its steps compute from weights, by what they are in `made`, and copies of weights, in
+    `nbytes` of memory. The steps may read what was kept `before`. `copies` are the numbers, places
+    and bytes of the copied weights; `packed` the places of packed ones."""
 
-    def __init__(self, steps: Steps, inputs: int, copies: bool) -> None:
+    def __init__(
+        self,
+        steps: Steps,
+        found: Places,
+        inputs: int,
+        copies: Sequence[Buffer],
+        before: Sequence[KeptCode],
+    ) -> None:
+        self.number = next(_numbers)
+        self.made, self.before = steps.lasting, before
+        # Only programs of these settings read it.
+        self.settings = settings.precision(), chosen_isa()
+        written = [step.arrays["y"].buffer for step in steps.for_weights]
+        self.offsets: dict[object, int] = {buffer: found.of(buffer) for buffer in written}
+        self.nbytes = found.lasting_bytes
+        self.copies: list[tuple[int, int, int]] = []
+        for buffer in copies:
+            self.offsets[_key(buffer)] = self.nbytes
+            self.copies.append((buffer.number, self.nbytes, buffer.nbytes))
+            self.nbytes = aligned(self.nbytes + buffer.nbytes)
+        packs = zip(written, steps.for_weights)
+        self.packed = [self.offsets[y] for y, step in packs if _plan(step).kind == Kind.PACK]
+        places_of = _PlacesOf(found, inputs, 1 + inputs, [*before, self], False)
+        self.steps = places_of.program(steps.for_weights)
+
+
+class CpuCode:
+    """Steps as structures, for calls that bring `arena_bytes` of memory, with what is kept of their
+    weights: by other programs of the graph, from which `kept` are those in order of creation, and
+    by this one. Operands are in the arena, the inputs, the outputs, and what is kept. Weights that
+    images need are copied unless these have more than `most_copied` bytes: then it
+    `reads_weights`."""
+
+    def __init__(
+        self,
+        steps: Steps,
+        inputs: Sequence[Value],
+        kept: Sequence[KeptCode] = (),
+        most_copied: float = math.inf,
+    ) -> None:
         self.steps = steps
         self.isa = chosen_isa()
-        self._inputs = inputs
-        self._places = places(replace(steps, outputs=[]), ())
-        self.arena_bytes = self._places.device_bytes
-        self.lasting_bytes = self._places.lasting_bytes
-        self._copied: dict[int, tuple[int, int]] = {}
-        for step in steps.for_images if copies else ():
-            self._copy_weights(step)
-        self.for_weights = self._made(steps.for_weights, False)
-        self.for_images = self._made(steps.for_images, True)
+        found = places(replace(steps, outputs=[]), ())
+        self.arena_bytes = found.device_bytes
+        self.kept, copies = _needed(steps, kept)
+        self.reads_weights = sum(buffer.nbytes for buffer in copies) > most_copied
+        copies = [] if self.reads_weights else copies
+        if steps.for_weights or copies:
+            more = self.keep(steps, found, len(inputs), copies, self.kept)
+            self.kept = [*self.kept, more]
+        self.first_kept = 1 + len(inputs) + len(steps.outputs)
+        places_of = _PlacesOf(found, len(inputs), self.first_kept, self.kept, True)
+        self.for_images = places_of.program(steps.for_images)
 
-    def _copy_weights(self, step: Step) -> None:
-        """Plan copies of the weights that a call would read, except those that are packed."""
-        packed = ("w", "bias") if "packed" in step.arrays else ()
-        for name, value in step.arrays.items():
-            buffer = value.buffer
-            if buffer.kind == WEIGHT and name not in packed and buffer.number not in self._copied:
-                self._copied[buffer.number] = self.lasting_bytes, buffer.nbytes
-                self.lasting_bytes = aligned(self.lasting_bytes + buffer.nbytes)
+    # Makes what is kept.
+    keep: ClassVar[type[Any]] = KeptCode
 
-    def _made(self, steps: Sequence[Step], for_images: bool) -> Any:
-        made = (program.Step * len(steps))()
-        for of, step in zip(made, steps):
-            plan = step.plan
-            assert isinstance(plan, CpuPlan)
-            of.kind = plan.kind
-            setattr(of.of, _MEMBERS[type(plan.of)], plan.of)
-            for number, name in enumerate(plan.inputs):
-                value = step.arrays[name] if name else None
-                of.inputs[number] = self._operand(value, for_images)
-            of.out = self._operand(step.arrays["y"], for_images)
-        return made
 
-    def _operand(self, value: Value | None, for_images: bool) -> program.Operand:
-        if value is None:
-            return program.Operand(base=-1)
-        buffer, kind = value.buffer, program.TYPES[value.dtype]
-        offset = value.offset
-        if buffer.kind in (ARENA, LASTING):
-            base = 1 if buffer.kind == LASTING else 0
-            offset += self._places.of(buffer)
-        elif buffer.kind == OUTPUT:
-            base = 2 + self._inputs + buffer.number
-        elif for_images and buffer.number in self._copied:
-            base, offset = 1, offset + self._copied[buffer.number][0]
-        else:
-            base = 2 + buffer.number
-        image = 0 if value.shape[:1] == (1,) else value.image
-        return program.Operand(offset, image, base, kind)
+class Kept(KeptCode):
+    """With its memory."""
+
+    def __init__(
+        self,
+        steps: Steps,
+        found: Places,
+        inputs: int,
+        copies: Sequence[Buffer],
+        before: Sequence[Kept],
+    ) -> None:
+        super().__init__(steps, found, inputs, copies, before)
+        # Calls with these weights may read it.
+        self.generation = -1
+        # A kernel could not pack weights that are not finite, and reads them in place.
+        self.reads_weights = False
+        self._memory = Memory(self.nbytes)
+        self.address = self._memory.address
+        self._isa = chosen_isa()
+        addresses = *[None] * (1 + inputs), *(each.address for each in [*before, self])
+        self._bases = (ctypes.c_void_p * len(addresses))(*addresses)
+
+    def prepare(self, arrays: Sequence[Array], generation: int) -> None:
+        """Compute and copy it from these weights, unless it is of them."""
+        if self.generation == generation:
+            return
+        self.generation = -1
+        for number, place, nbytes in self.copies:
+            ctypes.memmove(self.address + place, arrays[number].address, nbytes)
+        for number, array in enumerate(arrays, 1):
+            self._bases[number] = array.address
+        program.run(self.steps, len(self.steps), self._bases, settings.threads(), self._isa)
+        packed = (ctypes.c_int32.from_address(self.address + place) for place in self.packed)
+        self.reads_weights = not all(flag.value for flag in packed)
+        self.generation = generation
 
 
 class CpuProgram(CpuCode):
-    """Code with its lasting memory. Weights are read in `prepare` only, unless `reads_weights` is
-    set after it: a kernel could not pack some that are not finite."""
+    """Code with the memory of what is kept. Calls may read weights only if they are not `is_ready`
+    until `prepare`."""
 
-    def __init__(self, steps: Steps, inputs: Sequence[Value]) -> None:
-        super().__init__(steps, len(inputs), copies=True)
-        self.reads_weights = False
-        # Calls with these weights are prepared.
-        self.generation = -1
-        self._packed = [step.arrays["y"] for step in steps.for_weights if _kind(step) == Kind.PACK]
+    kept: list[Kept]
+
+    def __init__(self, steps: Steps, inputs: Sequence[Value], kept: Sequence[Kept] = ()) -> None:
+        super().__init__(steps, inputs, kept)
+        self._inputs = len(inputs)
         self._data = [each.buffer.number for each in inputs if each.buffer.kind == INPUT]
-        self._lasting = Memory(self.lasting_bytes)
-        count = 2 + len(inputs) + len(steps.outputs)
-        self._bases = (ctypes.c_void_p * count)(None, self._lasting.address)
+        addresses = *[None] * self.first_kept, *(each.address for each in self.kept)
+        self._bases = (ctypes.c_void_p * len(addresses))(*addresses)
+        self._weights = [each.buffer.number for each in inputs if each.buffer.kind == WEIGHT]
+        if self.kept:
+            # Kernels that do not read weights want some address of them.
+            for number in self._weights:
+                self._bases[1 + number] = self.kept[0].address
 
-    def prepare(self, arena: Memory, arrays: Sequence[Array]) -> None:
+    keep = Kept
+
+    def is_ready(self, generation: int) -> bool:
+        """Return whether it computes with these weights, and reads none."""
+        return all(e.generation == generation and not e.reads_weights for e in self.kept)
+
+    def prepare(self, arrays: Sequence[Array], generation: int) -> None:
         """Copy and pack weights."""
-        self._bases[0] = arena.address
-        for number, (offset, nbytes) in self._copied.items():
-            ctypes.memmove(self._lasting.address + offset, arrays[number].address, nbytes)
-        self._place(arrays, range(self._inputs))
-        self._run(self.for_weights, False)
-        packed = (self._lasting.address + self._places.of(y.buffer) for y in self._packed)
-        self.reads_weights = not all(ctypes.c_int32.from_address(at).value for at in packed)
+        for each in self.kept:
+            each.prepare(arrays, generation)
+        for number in self._weights:
+            self._bases[1 + number] = arrays[number].address
 
     def run(
         self, arena: Memory, arrays: Sequence[Array], outputs: Sequence[Array], timed: bool
     ) -> list[float] | None:
         """Compute the outputs; return the seconds of each step if `timed`."""
-        self._bases[0] = arena.address
-        self._place(arrays, range(self._inputs) if self.reads_weights else self._data)
-        for number, array in enumerate(outputs, 2 + self._inputs):
-            self._bases[number] = array.address
-        return self._run(self.for_images, timed)
-
-    def _place(self, arrays: Sequence[Array], numbers: Iterable[int]) -> None:
-        for number in numbers:
-            self._bases[2 + number] = arrays[number].address
-
-    def _run(self, steps: Any, timed: bool) -> list[float] | None:
-        return program.run(steps, len(steps), self._bases, settings.threads(), self.isa, timed)
+        bases = self._bases
+        bases[0] = arena.address
+        for number in self._data:
+            bases[1 + number] = arrays[number].address
+        for number, array in enumerate(outputs, 1 + self._inputs):
+            bases[number] = array.address
+        steps = self.for_images
+        return program.run(steps, len(steps), bases, settings.threads(), self.isa, timed)
 
 
-def _kind(step: Step) -> Kind | None:
-    return step.plan.kind if isinstance(step.plan, CpuPlan) else None
+def _needed(steps: Steps, kept: Sequence[KeptCode]) -> tuple[list[Any], list[Buffer]]:
+    """Return what steps need of what is kept, and the weights that must be copied for them: those
+    that a call would read."""
+    where = {key: each for each in kept for key in each.offsets}
+    needed: set[KeptCode] = set()
+    copies: dict[object, Buffer] = {}
+    for step in (*steps.for_weights, *steps.for_images):
+        of_weights, packed = step.arrays["y"].constant, _plan(step).reads_packed
+        for name, value in step.arrays.items():
+            buffer, key = value.buffer, _key(value.buffer)
+            if buffer.kind == WEIGHT and (of_weights or (packed and name == "w")):
+                continue
+            if key in where:
+                needed |= {where[key], *where[key].before}
+            elif buffer.kind == WEIGHT:
+                copies[key] = buffer
+    return [each for each in kept if each in needed], list(copies.values())
+
+
+def _key(buffer: Buffer) -> object:
+    """Return what names an array of weights in all programs of the graph."""
+    return (buffer.number, buffer.nbytes) if buffer.kind == WEIGHT else buffer
+
+
+class _PlacesOf:
+    """The places of arrays in a program's bases: the arena, its inputs, its outputs, and from base
+    `first` on what is kept of weights. Steps `for_images` read copies of weights."""
+
+    def __init__(
+        self, found: Places, inputs: int, first: int, kept: Sequence[KeptCode], for_images: bool
+    ) -> None:
+        self._found, self._inputs, self._for_images = found, inputs, for_images
+        self._kept = {
+            key: (base, offset)
+            for base, each in enumerate(kept, first)
+            for key, offset in each.offsets.items()
+        }
+
+    def program(self, steps: Sequence[Step]) -> Any:
+        made = []
+        for step in steps:
+            plan = _plan(step)
+            inputs = [
+                self._of(step.arrays[name]) if name else program.NOWHERE for name in plan.inputs
+            ]
+            made.append((plan.kind, b"".join(inputs), self._of(step.arrays["y"]), plan.of))
+        return program.steps_of(made)
+
+    def _of(self, value: Value) -> bytes:
+        buffer, key = value.buffer, _key(value.buffer)
+        base, offset = 0, value.offset
+        if buffer.kind == ARENA:
+            offset += self._found.of(buffer)
+        elif key in self._kept and (self._for_images or buffer.kind == LASTING):
+            base, first = self._kept[key]
+            offset += first
+        else:
+            base = 1 + buffer.number + (self._inputs if buffer.kind == OUTPUT else 0)
+        image = 0 if value.shape[:1] == (1,) else value.image
+        return program.PLACE.pack(offset, image, base, program.TYPES[value.dtype])
+
+
+def _plan(step: Step) -> CpuPlan:
+    assert isinstance(step.plan, CpuPlan)
+    return step.plan

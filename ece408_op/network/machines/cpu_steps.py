@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import ctypes
+import itertools
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 from ...backends.cpu import native, program
 from ...backends.cpu.program import Kind
@@ -30,18 +30,21 @@ _REDUCED = {
     "largest number": program.Reduce.LARGEST_NUMBER,
 }
 _HEADER_FLOATS = program.PACKED_HEADER // 4
+_READS = {name: int(read) for name, read in program.Read.__members__.items()}
+_TERMS = {name: number for number, name in enumerate(program.TERMS)}
 
 
-@dataclass(frozen=True)
-class CpuPlan:
+class CpuPlan(NamedTuple):
     """A step without its arrays: its kind, the names of its inputs in the header's order ("" for
-    none), and the member of the header's union."""
+    none), and the bytes of the member of the header's union. `reads_packed`: a convolution reads
+    packed weights alone, if they could be packed."""
 
     name: str
     kind: Kind
     inputs: tuple[str, ...]
-    of: Any
+    of: bytes
     workspace_bytes: int = 0
+    reads_packed: bool = False
 
     def has_code_of(self, other: Any) -> bool:
         return False
@@ -57,66 +60,66 @@ class CpuSteps(Lowering):
 
     def pointwise(self, term: Term, y: Value) -> tuple[CpuPlan, dict[str, Value]] | None:
         leaves = term.leaves()
-        found = [reading(value, each.shape, y.shape) for each, value in leaves]
-        made = program.Pointwise(y.elements, y.per_image, len(leaves), 0)
-        for number, how in enumerate(found):
+        readings: list[int] = []
+        for each, value in leaves:
+            how = reading(value, each.shape, y.shape)
             if how is None:
                 return None
             # One image has no distance to the next.
-            alone = how.kind == "IMAGES" and leaves[number][1].shape[0] == 1
-            kind = program.Read.ALIKE if alone else program.Read[how.kind]
-            made.readings[number] = program.Reading(how.outer, how.count, how.inner, kind)
+            alone = how.kind == "IMAGES" and value.shape[0] == 1
+            readings += how.outer, how.count, how.inner, _READS["ALIKE" if alone else how.kind]
+        readings += [0] * (4 * (program.MOST_INPUTS - len(leaves)))
         names = {id(each): number for number, (each, _) in enumerate(leaves)}
+        ops: list[float] = []
         for each in term.all():
-            if id(each) in names:
-                continue
-            op = made.op[made.ops]
-            op.op = program.TERMS.index(each.op)
-            for number, argument in enumerate(each.arguments):
-                op.arguments[number] = names[id(argument)]
-            op.p, op.q = (*each.constants, 0.0, 0.0)[:2]
-            names[id(each)] = len(leaves) + made.ops
-            made.ops += 1
+            if id(each) not in names:
+                given = [names[id(argument)] for argument in each.arguments]
+                names[id(each)] = len(names)
+                ops += _TERMS[each.op], *(*given, 0, 0, 0, 0)[:4], 0
+                ops += (*each.constants, 0.0, 0.0)[:2]
+        sizes = y.elements, y.per_image, len(leaves), len(names) - len(leaves)
+        made = program.packed(program.Pointwise, *sizes, *readings, *ops)
         arrays = {f"in{number}": value for number, (_, value) in enumerate(leaves)}
         return CpuPlan("pointwise", Kind.POINTWISE, tuple(arrays), made), arrays
 
     def copy(self, axes: Sequence[Axis], border: str, fill: float) -> CpuPlan:
         elements = math.prod(axis.size for axis in axes)
-        made = program.Strided(elements, _BORDERS[border], fill=fill)
         padded = [*reversed(axes), *[Axis(1, 0, 1, 0)] * (MOST_AXES - len(axes))]
-        for number, axis in enumerate(padded):
-            made.size[number], made.first[number] = axis.size, axis.first
-            made.held[number], made.stride[number] = axis.held, axis.stride
+        # All sizes, then all first elements ...
+        numbers = itertools.chain(*zip(*padded))
+        made = program.packed(program.Strided, elements, _BORDERS[border], *numbers, fill)
         return CpuPlan("strided_copy", Kind.COPY, ("x",), made)
 
     def pool(self, x: Value, y: Value, windows: Windows) -> CpuPlan:
         along = zip(x.shape[-2:], y.shape[-2:], windows.kernel, windows.stride, windows.pad)
-        rows, columns = (program.Windows(*each) for each in along)
         sizes = _WINDOWS[windows.kind], windows.border, x.shape[0], x.shape[1]
-        made = program.Pooled(*sizes, rows, columns)
+        made = program.packed(program.Pooled, *sizes, *itertools.chain(*along))
         return CpuPlan("pool", Kind.POOL, ("x",), made)
 
     def reduce(self, kind: str, outputs: int, length: int, inner: int, factor: float) -> CpuPlan:
         how = _REDUCED.get(kind, program.Reduce.SUM)
-        made = program.Reduced(how, outputs, length, inner, factor)
+        made = program.packed(program.Reduced, how, outputs, length, inner, factor)
         return CpuPlan("reduce_rows", Kind.REDUCE, ("x",), made)
 
     def softmax(self, rows: int, length: int, inner: int, logarithm: bool, scale: float) -> CpuPlan:
-        made = program.Softmaxed(rows, length, inner, logarithm, scale)
+        made = program.packed(program.Softmaxed, rows, length, inner, logarithm, scale)
         return CpuPlan("softmax", Kind.SOFTMAX, ("x",), made)
 
     def lrn(self, x: Value, size: int, alpha: float, beta: float, knorm: float) -> CpuPlan:
         sizes = x.elements, x.shape[1], math.prod(x.shape[2:]), size
-        return CpuPlan("lrn", Kind.LRN, ("x",), program.Lrn(*sizes, alpha, beta, knorm))
+        made = program.packed(program.Lrn, *sizes, alpha, beta, knorm)
+        return CpuPlan("lrn", Kind.LRN, ("x",), made)
 
     def resize(self, x: Value, y: Value, aligned: bool) -> CpuPlan:
         planes = x.shape[0] * x.shape[1]
-        made = program.Resized(planes, *x.shape[2:], *y.shape[2:], aligned)
+        sizes = planes, *x.shape[2:], *y.shape[2:], aligned
+        made = program.packed(program.Resized, *sizes)
         return CpuPlan("resize", Kind.RESIZE, ("x",), made)
 
     def data_gradient(self, problem: ConvProblem) -> CpuPlan:
-        name, made = self._convolution(problem, "backward_data", False)
-        return CpuPlan(name, Kind.DATA_GRADIENT, ("w", "x"), made)
+        kernel = native.choose(problem, "backward_data", self.isa, self.strict)
+        made = self._convolution(problem, kernel)
+        return CpuPlan(f"{kernel}_{self.isa}", Kind.DATA_GRADIENT, ("w", "x"), made)
 
     def convolve(self, builder: Builder, pending: Convolution, place: Value | None) -> Value:
         if place is not None and not place.dense and place.shape[0] > 1:
@@ -129,60 +132,63 @@ class CpuSteps(Lowering):
             read["bias"] = pending.bias
         if pending.onto is not None:
             read["added"] = self._dense(builder, pending.onto)
-        name, made = self._convolution(problem, "forward", pending.w.constant)
-        packed = self._packed(builder, pending, made)
+        kernel = native.choose(problem, "forward", self.isa, self.strict, pending.w.constant)
+        packed = self._packed(builder, pending, kernel)
         if packed is not None:
             read["packed"] = packed
-        made.lowest, made.highest = bounds or (-math.inf, math.inf)
+        made = self._convolution(problem, kernel, *(bounds or (-math.inf, math.inf)))
         y = place or builder.empty(pending.shape, builder.constant(pending))
         inputs = tuple(each if each in read else "" for each in _CONVOLVED)
         # The array in the layer's own shape, so that `emit` checks all that the kernel writes.
-        own = replace(y, shape=problem.y_shape, image=0)
+        own = y.seen(problem.y_shape)
         logged = problem if pending.logged else None
-        plan = CpuPlan(name, Kind.CONVOLVE, inputs, made)
-        y = replace(
-            builder.emit(plan, own, read, pending.node, logged), shape=y.shape, image=y.image
-        )
+        alone = packed is not None and kernel == _READS_PACKED
+        plan = CpuPlan(f"{kernel}_{self.isa}", Kind.CONVOLVE, inputs, made, reads_packed=alone)
+        builder.emit(plan, own, read, pending.node, logged)
         if after is None or bounds is not None or pending.sums is None:
             return y
         term = substituted(after, pending.sums, leaf(y))
         return builder.compute(term, y) if place else builder.value(Chain(pending.shape, term))
 
-    def _convolution(
-        self, problem: ConvProblem, direction: str, kept: bool
-    ) -> tuple[str, program.Convolve]:
-        kernel = native.choose(problem, direction, self.isa, self.strict, kept)
+    def _convolution(self, problem: ConvProblem, kernel: str, *bounds: float) -> bytes:
+        sizes = native.as_numbers(problem)
         number = native.kernels().index(kernel)
-        made = program.Convolve(native.as_struct(problem), number, self.strict)
-        return f"{kernel}_{self.isa}", made
+        return program.packed(program.Convolve, *sizes, number, self.strict, *bounds)
 
-    def _packed(
-        self, builder: Builder, pending: Convolution, made: program.Convolve
-    ) -> Value | None:
+    def _packed(self, builder: Builder, pending: Convolution, kernel: str) -> Value | None:
         """Emit the packing of weights, which runs once; `None` if the kernel reads them in
         place."""
         w, bias = pending.w, pending.bias
         if self.strict or not w.constant or (bias is not None and not bias.constant):
             return None
-        floats = native.library().ece408_packed_floats(
-            ctypes.byref(made.problem), native.ISA_CODES[self.isa], made.kernel
-        )
+        floats = native.packed_floats(pending.problem, self.isa, kernel)
         if not floats:
             return None
-        read = {"w": builder.claimed(w)}
-        if bias is not None:
-            read["bias"] = builder.claimed(bias)
-        plan = CpuPlan("pack", Kind.PACK, ("w", "bias" if bias is not None else ""), made)
-        place = builder.empty((_HEADER_FLOATS + floats,), True)
-        return builder.emit(plan, place, read, pending.node)
+
+        def packed() -> tuple[Value]:
+            read = {"w": builder.claimed(w)}
+            if bias is not None:
+                read["bias"] = builder.claimed(bias)
+            made = self._convolution(pending.problem, kernel)
+            plan = CpuPlan("pack", Kind.PACK, ("w", "bias" if bias is not None else ""), made)
+            place = builder.empty((_HEADER_FLOATS + floats,), True)
+            return (builder.emit(plan, place, read, pending.node),)
+
+        # They are the same for images of any number and size, with these exceptions.
+        of = pending.problem
+        what = (kernel, floats, of.w_shape, of.stride, of.pad, of.dilate, of.groups)
+        rows_and_columns = [size == 1 for size in of.y_shape[2:]]
+        return builder.once((*what, *rows_and_columns), [w, bias], packed)[0]
 
     def _dense(self, builder: Builder, operand: Value | Chain) -> Value:
         """Return a float32 array with contiguous images; those of one image are."""
         if isinstance(operand, Value) and operand.dtype == "float32" and operand.shape[0] == 1:
-            return replace(operand, image=0)
+            return operand if operand.dense else operand.seen(operand.shape)
         return builder.dense(operand)
 
 
+# The other kernels compute sums that are not finite once more, from weights that are not packed.
+_READS_PACKED = "direct"
 # Inputs of CONVOLVE.
 _CONVOLVED = ("x", "w", "bias", "added", "packed")
 
@@ -191,12 +197,9 @@ def _bounds(after: Term, sums: Term | None) -> tuple[float, float] | None:
     """Return the bounds of a convolution's results that are the same as the epilogue, if any."""
     if after.arguments != (sums,):
         return None
+    if after.op == "relu":
+        return 0.0, math.inf
     p, q = (*after.constants, math.inf, math.inf)[:2]
-    found = {
-        "relu": (0.0, math.inf),
-        "clip": (p, q),
-        "maximum": (p, math.inf),
-        "minimum": (-math.inf, p),
-    }
+    found = {"clip": (p, q), "maximum": (p, math.inf), "minimum": (-math.inf, p)}
     bounds = found.get(after.op)
     return bounds if bounds and bounds[0] <= bounds[1] else None

@@ -21,8 +21,6 @@ _FAMILIES = (convolutions, elementwise, pooling, rows, reshaping)
 OPERATORS: dict[str, Operator] = {
     name: operator for family in _FAMILIES for name, operator in family.OPERATORS.items()
 }
-# How graphs name operators written in Python.
-_CUSTOM = "Custom"
 # An array's shape, and its type if known.
 Typed = tuple[tuple[int, ...], Optional[str]]
 
@@ -40,11 +38,14 @@ _ANY_GPU = GpuSteps(_AnyGpu(), "float32")
 
 def why_not(op: str, attributes: Mapping[str, str]) -> str | None:
     """Return why MXNet's operator `op` is unsupported with these attributes, or `None` if not."""
-    name = _name(op, attributes)
-    if name not in OPERATORS:
-        return f"operator {name} is not computed"
+    return _why_not(Node(op, op, attributes, ()).read)
+
+
+def _why_not(attributes: Attributes) -> str | None:
+    if attributes.op not in OPERATORS:
+        return f"operator {attributes.op} is not computed"
     try:
-        return OPERATORS[name].why_not(Attributes(name, attributes))
+        return OPERATORS[attributes.op].why_not(attributes)
     except Ece408Error as error:
         return str(error)
 
@@ -78,13 +79,9 @@ def refused(node: Node, given: tuple[Typed, ...], results: tuple[Typed, ...]) ->
 
 def lower(builder: Builder, node: Node, operands: list[Operand]) -> list[Operand]:
     """Lower a node and return its results. Raises `UnsupportedProblem` and `InvalidProblem`."""
-    reason = why_not(node.op, node.attributes)
+    attributes = node.read
+    reason = attributes.once(_why_not)
     if reason is not None:
         raise UnsupportedProblem(f"{node.op} {node.name}: {reason}")
-    name = _name(node.op, node.attributes)
-    found = OPERATORS[name].lower(builder, Attributes(name, node.attributes), operands)
+    found = OPERATORS[attributes.op].lower(builder, attributes, operands)
     return found if isinstance(found, list) else [found]
-
-
-def _name(op: str, attributes: Mapping[str, str]) -> str:
-    return str(attributes.get("op_type", op)) if op == _CUSTOM else op

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
+from typing import Any
 
 from ...errors import UnsupportedProblem
 from ...problem import ConvProblem
@@ -11,7 +11,7 @@ from ..builder import Builder, Convolution, Operand
 from ..node_attributes import Attributes
 from ..terms import leaf
 from ..values import Value
-from .operator import Operator, axis_of, channels_of
+from .operator import Operator, axis_of, channels_of, check_planes
 
 _LAYOUTS = {1: "NCW", 2: "NCHW"}
 
@@ -27,18 +27,29 @@ def _convolution_why_not(attributes: Attributes) -> str | None:
 
 
 def _convolution(builder: Builder, attributes: Attributes, operands: list[Operand]) -> Operand:
-    kernel = attributes.integers("kernel")
-    spatial = len(kernel)
+    spatial, numbers = attributes.once(_numbers)
     x, w = operands[0], builder.dense(operands[1])
     if isinstance(x, Convolution):
         x = builder.value(x)
     if len(x.shape) != 2 + spatial:
+        kernel = attributes.integers("kernel")
         raise UnsupportedProblem(
             f"{builder.node}: data of shape {x.shape} does not fit a kernel of {kernel}"
         )
     height = x.shape[2] if spatial == 2 else 1
-    problem = ConvProblem(
-        *(x.shape[0], x.shape[1], height, x.shape[-1], attributes.integer("num_filter")),
+    problem = ConvProblem(x.shape[0], x.shape[1], height, x.shape[-1], *numbers)
+    bias = builder.dense(operands[2]) if problem.bias else None
+    shape = problem.y_shape if spatial == 2 else problem.y_shape[:2] + problem.y_shape[3:]
+    return _checked(builder, Convolution(builder.node, True, shape, problem, x, w, bias))
+
+
+def _numbers(attributes: Attributes) -> tuple[int, tuple[Any, ...]]:
+    """Return the axes of a convolution's kernel, and the fields of its problem that the size of its
+    images leaves."""
+    kernel = attributes.integers("kernel")
+    spatial = len(kernel)
+    return spatial, (
+        attributes.integer("num_filter"),
         _pair(kernel, 1),
         _pair(attributes.integers("stride", (1,) * spatial), 1),
         _pair(attributes.integers("pad", (0,) * spatial), 0),
@@ -46,9 +57,6 @@ def _convolution(builder: Builder, attributes: Attributes, operands: list[Operan
         attributes.integer("num_group", 1),
         not attributes.flag("no_bias"),
     )
-    bias = builder.dense(operands[2]) if problem.bias else None
-    shape = problem.y_shape if spatial == 2 else problem.y_shape[:2] + problem.y_shape[3:]
-    return _checked(builder, Convolution(builder.node, True, shape, problem, x, w, bias))
 
 
 def _pair(values: tuple[int, ...], height: int) -> tuple[int, int]:
@@ -75,6 +83,7 @@ def _deconvolution_why_not(attributes: Attributes) -> str | None:
 def _deconvolution(builder: Builder, attributes: Attributes, operands: list[Operand]) -> Operand:
     """Compute the transposed convolution as the gradient of a convolution for x; its input is the
     gradient for y."""
+    check_planes(builder.node, operands[0])
     x, w = builder.dense(operands[0]), builder.dense(operands[1])
     kernel = attributes.integers("kernel")
     stride, dilate = (attributes.integers(name, ()) or (1, 1) for name in ("stride", "dilate"))
@@ -120,11 +129,18 @@ def _normalisation_why_not(attributes: Attributes) -> str | None:
     return None
 
 
+def _of_normalisation(attributes: Attributes) -> tuple[int, bool, float]:
+    """Return the axis, whether gamma is 1, and epsilon."""
+    fixed = attributes.flag("fix_gamma", True)
+    return attributes.integer("axis", 1), fixed, attributes.number("eps", 1e-3)
+
+
 def _normalisation(builder: Builder, attributes: Attributes, operands: list[Operand]) -> Operand:
     """Apply a factor and an addend per channel, from moving averages; a convolution folds the
     factor into its weights."""
     x, gamma, beta, mean, variance = operands
-    axis = axis_of(attributes.integer("axis", 1), len(x.shape))
+    given, fixed, eps = attributes.once(_of_normalisation)
+    axis = axis_of(given, len(x.shape))
     channels = (x.shape[axis],)
     if gamma.shape != channels:
         raise UnsupportedProblem(
@@ -132,22 +148,29 @@ def _normalisation(builder: Builder, attributes: Attributes, operands: list[Oper
         )
     if axis == 0:
         builder.mixes_images()
-    eps = (attributes.number("eps", 1e-3),)
-    if attributes.flag("fix_gamma", True):
-        builder.drop(gamma)
-        op, terms = "inverse_deviation", [builder.chain(variance)]
-    else:
-        op, terms = "scaled_deviation", [builder.chain(variance), builder.chain(gamma)]
-    factor = builder.pointwise(channels, op, *terms, constants=eps)
-    scale = builder.value(factor)
-    if _foldable(x, axis) and isinstance(x, Convolution) and scale.constant:
-        return _folded(builder, x, scale, mean, beta)
-    shift = builder.value(
-        builder.pointwise(
-            *(channels, "subtract_product", builder.chain(beta), builder.chain(mean)),
-            leaf(builder.claimed(scale)),
+    read = [builder.constant(each) for each in ([variance] if fixed else [variance, gamma])]
+
+    def factor() -> Value:
+        if fixed:
+            builder.drop(gamma)
+            op, terms = "inverse_deviation", [builder.chain(variance)]
+        else:
+            op, terms = "scaled_deviation", [builder.chain(variance), builder.chain(gamma)]
+        return builder.value(builder.pointwise(channels, op, *terms, constants=(eps,)))
+
+    if isinstance(x, Convolution) and _foldable(x, axis) and all(read):
+        arrays = [x.w, x.bias, *operands[1:]]
+        w, bias = builder.once(
+            ("folded", builder.number), arrays, lambda: _folded(builder, x, factor(), mean, beta)
         )
-    )
+        return x.changed(problem=x.problem.with_bias(), w=w, bias=bias)
+
+    def factor_and_addend() -> tuple[Value, Value]:
+        scale = factor()
+        terms = builder.chain(beta), builder.chain(mean), leaf(builder.claimed(scale))
+        return scale, builder.value(builder.pointwise(channels, "subtract_product", *terms))
+
+    scale, shift = builder.once(("factors", builder.number), operands[1:], factor_and_addend)
     shape = channels_of(scale, len(x.shape), axis)
     terms = [builder.chain(x), leaf(scale, shape), leaf(shift, shape)]
     return builder.pointwise(x.shape, "multiply_add", *terms)
@@ -165,8 +188,8 @@ def _foldable(x: Operand, axis: int) -> bool:
 
 def _folded(
     builder: Builder, x: Convolution, scale: Value, mean: Operand, beta: Operand
-) -> Convolution:
-    """Return the convolution with its weights multiplied by `scale`."""
+) -> tuple[Value, Value]:
+    """Return the convolution's weights multiplied by `scale`, and its biases."""
     shape = x.problem.w_shape
     factor = leaf(builder.claimed(scale), channels_of(scale, 4, 0))
     w = builder.value(builder.pointwise(shape, "multiply", leaf(x.w, shape), factor))
@@ -175,9 +198,7 @@ def _folded(
     if x.bias is not None:
         terms.append(leaf(x.bias))
         op = "shifted"
-    bias = builder.value(builder.pointwise(scale.shape, op, *terms))
-    problem = replace(x.problem, bias=True)
-    return replace(x, problem=problem, w=w, bias=bias)
+    return w, builder.value(builder.pointwise(scale.shape, op, *terms))
 
 
 OPERATORS = {

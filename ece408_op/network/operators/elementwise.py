@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 
 from ...errors import UnsupportedProblem
 from ..builder import Builder, Convolution, Operand
@@ -73,8 +72,11 @@ def _leaky_why_not(attributes: Attributes) -> str | None:
 
 
 def _clip(builder: Builder, attributes: Attributes, operands: list[Operand]) -> Operand:
-    bounds = (attributes.number(name) for name in ("a_min", "a_max"))
-    return builder.unary(operands[0], "clip", *bounds)
+    return builder.unary(operands[0], "clip", *attributes.once(_bounds))
+
+
+def _bounds(attributes: Attributes) -> tuple[float, float]:
+    return attributes.number("a_min"), attributes.number("a_max")
 
 
 def _hard_sigmoid(builder: Builder, attributes: Attributes, operands: list[Operand]) -> Operand:
@@ -105,7 +107,7 @@ def combined(builder: Builder, name: str, operands: list[Operand]) -> Operand:
         if isinstance(first, Convolution) and _can_be_added_to(first):
             second = builder.value(second)
             if builder.is_free(second) or not builder.lowering.adds_in_place:
-                return replace(first, onto=second)
+                return first.changed(onto=second)
     shape = _spread(builder, [first, second])
     return builder.pointwise(shape, _BINARY[name], builder.chain(first), builder.chain(second))
 

@@ -42,7 +42,7 @@ def check_planes(node: str, operand: Operand) -> None:
 def channels_of(parameter: Operand, axes: int, axis: int = 1) -> tuple[int, ...]:
     """Return the shape that broadcasts a vector along one of `axes` axes."""
     shape = [1] * axes
-    shape[axis] = parameter.shape[0]
+    shape[axis_of(axis, axes)] = parameter.shape[0]
     return tuple(shape)
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 
 from ...errors import UnsupportedProblem
 from ..builder import Builder, Operand, Windows
@@ -32,11 +31,12 @@ def _why_not(attributes: Attributes) -> str | None:
 def _pooling(builder: Builder, attributes: Attributes, operands: list[Operand]) -> Operand:
     kind = attributes.text("pool_type", "max")
     shape = operands[0].shape
-    if attributes.flag("global_pool"):
+    is_global = attributes.flag("global_pool")
+    if not 3 <= len(shape) <= (5 if is_global else 4):
+        raise UnsupportedProblem(f"{builder.node}: arrays of shape {shape} are not pooled")
+    if is_global:
         axes = tuple(range(2, len(shape)))
         return reduced(builder, operands[0], axes, _REDUCED[kind], True)
-    if len(shape) not in (3, 4):
-        raise UnsupportedProblem(f"{builder.node}: arrays of shape {shape} are not pooled")
     x = builder.value(operands[0])
     if x.dtype != "float32":
         x = builder.dense(x)
@@ -60,7 +60,9 @@ def _pooling(builder: Builder, attributes: Attributes, operands: list[Operand]) 
     )
     y = builder.empty((*shape[:2], *outs), x.constant)
     # One-dimensional images are seen as images of one row.
-    planes = [replace(each, shape=(*each.shape[:2], *_pair(each.shape[2:], 1))) for each in (x, y)]
+    planes = [
+        each.seen((*each.shape[:2], *_pair(each.shape[2:], 1)), each.image) for each in (x, y)
+    ]
     return builder.emit(builder.lowering.pool(planes[0], planes[1], windows), y, {"x": x})
 
 

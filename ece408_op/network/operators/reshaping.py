@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 
 from ...errors import UnsupportedProblem
 from ..builder import Builder, Operand, Room
@@ -194,13 +193,13 @@ def _split(builder: Builder, attributes: Attributes, operands: list[Operand]) ->
         part = builder.claimed(x)
         if axis == 1 and not x.constant:
             offset = x.offset + 4 * k * math.prod(shape[1:])
-            found.append(replace(part, shape=tuple(seen), offset=offset, image=x.per_image))
+            found.append(part.seen(tuple(seen), x.per_image, offset))
         else:
             first[axis] = -k * shape[axis]
             y = builder.empty(shape, x.constant)
             plan = builder.lowering.windowed(x, shape, first)
             made = builder.emit(plan, y, {"x": part})
-            found.append(replace(made, shape=tuple(seen)))
+            found.append(made.seen(tuple(seen)))
     builder.drop(x)
     return found
 
@@ -218,9 +217,9 @@ def _upsampling(builder: Builder, attributes: Attributes, operands: list[Operand
     images, channels, height, width = x.shape
     scale = attributes.integer("scale")
     y = builder.empty((images * channels, height, scale, width, scale), x.constant)
-    pixels = replace(x, shape=(images * channels, height, 1, width, 1))
+    pixels = x.seen((images * channels, height, 1, width, 1))
     made = builder.emit(builder.lowering.spread(pixels, y.shape), y, {"x": pixels})
-    return replace(made, shape=(images, channels, height * scale, width * scale))
+    return made.seen((images, channels, height * scale, width * scale))
 
 
 def _resize_why_not(attributes: Attributes) -> str | None:
@@ -244,7 +243,7 @@ def _concat(builder: Builder, attributes: Attributes, operands: list[Operand]) -
     """Compute each operand directly into its place in the result; the first may already be in
     place."""
     shapes = [each.shape for each in operands]
-    axis = axis_of(attributes.integer("dim", 1), len(shapes[0]))
+    axis = axis_of(attributes.once(_dim), len(shapes[0]))
     # In a chunk of images: a parameter with one row per image of the whole batch, or another number
     # of axes after `squeeze`.
     if len({(len(each), *each[:axis], *each[axis + 1 :]) for each in shapes}) > 1:
@@ -259,7 +258,7 @@ def _concat(builder: Builder, attributes: Attributes, operands: list[Operand]) -
     begun = operands[0]
     goes_on = builder.number in builder.room.goes_on
     if goes_on and isinstance(begun, Value) and begun.image:
-        whole = replace(begun, shape=tuple(shape))
+        whole = begun.seen(tuple(shape), begun.image)
         builder.drop(begun)
         first = 1
     else:
@@ -270,7 +269,7 @@ def _concat(builder: Builder, attributes: Attributes, operands: list[Operand]) -
         part = each.shape[axis] * after
         seen = each if axis == 1 else builder.view(builder.dense(each), (rows, part))
         offset = 4 * sum(sizes[:k]) * after
-        builder.into(seen, replace(whole, shape=seen.shape, offset=offset, image=image))
+        builder.into(seen, whole.seen(seen.shape, image, offset))
     return builder.claimed(whole)
 
 
@@ -282,7 +281,7 @@ def _place(builder: Builder, operands: Sequence[Operand], shape: Sequence[int]) 
         return builder.empty(shape, constant)
     after = math.prod(shape[2:])
     whole = builder.empty((shape[0], channels, *shape[2:]), False)
-    return replace(whole, shape=tuple(shape), image=channels * after)
+    return whole.seen(tuple(shape), channels * after)
 
 
 def room(nodes: Sequence[Node], found: Mapping[int, tuple[int, ...]]) -> Room:
@@ -302,7 +301,11 @@ def room(nodes: Sequence[Node], found: Mapping[int, tuple[int, ...]]) -> Room:
 
 
 def _joins_channels(node: Node) -> bool:
-    return node.op in ("Concat", "concat") and node.read.integer("dim", 1) == 1
+    return node.op in ("Concat", "concat") and node.read.once(_dim) == 1
+
+
+def _dim(attributes: Attributes) -> int:
+    return attributes.integer("dim", 1)
 
 
 OPERATORS = {

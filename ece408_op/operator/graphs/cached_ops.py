@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from .. import array_memory, autograd_state, compiled_operator, parts_at_work
-from ..parts_at_work import Parts
+from ..parts_at_work import DirectCalls, Parts
 from . import compiled_graphs, graph_inference, graph_json, guards, partition, training_graphs
 from .graph_json import Graph
 
@@ -84,8 +84,8 @@ class DualCachedOp:
         self._adds = autograd_state.may_add()
         self._states = [n for n, name in enumerate(self._names) if name in states]
         # By (on a GPU, for training, how parts run); `None` if compilation failed.
-        self._compiled: dict[tuple[bool, bool, str], _Compiled | None] = {}
-        self._last: _Compiled | None = None
+        self._compiled: dict[tuple[bool, bool, str], CompiledOp | None] = {}
+        self._last: CompiledOp | None = None
         self._is_monitored = False
         taken = compiled_graphs.weights(graph) - self._data
         self._weights = [n for n, name in enumerate(self._names) if name in taken]
@@ -109,6 +109,9 @@ class DualCachedOp:
             return self._guarded.__call__(*arrays, **keywords)
         # MXNet raises an array's error only once, so it must not be caught here.
         compiled.hold(arrays)
+        found = None if keywords else compiled.directly(arrays)
+        if found is not None:
+            return found
         try:
             return compiled.call(*arrays, **keywords)
         except compiled_graphs.failures():
@@ -120,7 +123,7 @@ class DualCachedOp:
         heard = guards.unheard(callback) if callback else callback
         self._guarded._register_op_hook(heard, monitor_all)
 
-    def _compiled_for(self, arrays: Sequence[Any], trains: bool, on_gpu: bool) -> _Compiled | None:
+    def _compiled_for(self, arrays: Sequence[Any], trains: bool, on_gpu: bool) -> CompiledOp | None:
         """Return the compiled operator, if any; compile it at first use, and again when other
         gradients are wanted."""
         if trains:
@@ -138,7 +141,7 @@ class DualCachedOp:
                 array_memory.make_plain([arrays[n] for n in self._weights])
         return self._compiled[key]
 
-    def _compile(self, arrays: Sequence[Any], trains: bool, on_gpu: bool) -> _Compiled | None:
+    def _compile(self, arrays: Sequence[Any], trains: bool, on_gpu: bool) -> CompiledOp | None:
         inputs = dict(zip(self._names, arrays))
         shapes = {name: array.shape for name, array in inputs.items()}
         opened = None
@@ -159,10 +162,10 @@ class DualCachedOp:
             )
         if found is None:
             return None
-        return _Compiled(self._plain, found, self._names, self._data, self._flags, opened)
+        return CompiledOp(self._plain, found, self._names, self._data, self._flags, opened)
 
 
-class _Compiled:
+class CompiledOp:
     """A CachedOp of a compiled graph, whose inputs are in an order of its own, and its parts. It
     holds the arrays of its last call that parts take as parameters. Call `hold` before each
     call."""
@@ -188,6 +191,23 @@ class _Compiled:
         kept = opened.parameters if opened else ()
         self._kept = {name: names.index(name) for name in kept}
         self._given: list[Any] | None = None
+        is_whole = opened is not None and opened.whole is not None and not self._op.is_np_sym
+        self._direct = DirectCalls(opened, names, data) if opened and is_whole else None
+        # The number of calls since the last direct one.
+        self._misses = 0
+
+    def directly(self, given: Sequence[Any]) -> Any:
+        """Call it without MXNet's CachedOp if possible; else return `None`. Raises the errors of
+        writes to the arrays."""
+        if self._direct is None:
+            return None
+        found = self._direct(given)
+        self._misses = 0 if found else self._misses + 1
+        if self._misses & (self._misses - 1) == 0 < self._misses:
+            # Of arrays in oneDNN's layouts MXNet passes copies, whose changes are unknown. The
+            # conversion counts as a write, so it is tried less and less often.
+            array_memory.make_plain(self._given or ())
+        return found[0] if found and len(found) == 1 else found
 
     def call(self, *given: Any, **keywords: Any) -> Any:
         return self._op(*(given[number] for number in self._order), **keywords)
@@ -201,6 +221,8 @@ class _Compiled:
         if self._parts is not None and not are_same:
             array_memory.wait_for_uses(given_before or ())
             self._parts.forget(dict(zip(self._kept, kept)))
+            if self._direct is not None:
+                self._direct.hold(given)
 
 
 class _ByShapes:

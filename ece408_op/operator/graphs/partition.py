@@ -181,21 +181,43 @@ def with_parts(
     symbol: Any, graph: Graph, arrays: Mapping[str, Any], data: Collection[str] | None = None
 ) -> tuple[Any, Parts | None]:
     """Return the graph of `symbol` for inference on these arrays by name, as
-    `compiled_graphs.compiled`, and its
-    parts, if any: nodes of float32 arrays that are one node each. `data` are the names of the
-    inputs that are no parameters, if known. Keep the parts as long as the graph."""
-    shapes = {name: array.shape for name, array in arrays.items()}
+    `compiled_graphs.compiled`, and its parts, if any: convolutions of this package, and what
+    belongs to them, one node each. `data` are the names of the inputs that are no parameters, if
+    known. Keep the parts as long as the graph."""
     only_float32 = all(array.dtype == np.float32 for array in arrays.values())
     if compiled_operator.missing() is None and only_float32 and parts_at_work.mode():
         known = graph_json.write(graph, symbol)
         choice = choose_for(known, arrays, data, on="cpu", only_ours=True)
-        if choice.groups:
-            opened = Parts()
-            cut = parts.at_work(
-                choice.graph, choice.groups, choice.parameters, choice.known, opened
-            )
-            return compiled_graphs.compiled(symbol, cut, shapes), opened
+        return in_parts(choice, arrays, Parts())
+    shapes = {name: array.shape for name, array in arrays.items()}
     return compiled_graphs.compiled(symbol, graph, shapes), None
+
+
+def in_parts(choice: Choice, arrays: Mapping[str, Any], opened: Parts) -> tuple[Any, Parts | None]:
+    """Return the graph of a choice for the CPU, as `with_parts`, with its parts in `opened`."""
+    shapes = {name: array.shape for name, array in arrays.items()}
+    if not choice.groups:
+        return compiled_graphs.compiled(choice.original, choice.graph, shapes), None
+    types = dict(choice.known)
+    opened.takes_pixels = not choice.left and len(choice.groups) == 1
+    for number, node in enumerate(choice.graph["nodes"] if opened.takes_pixels else ()):
+        if node["op"] == "null":
+            array = arrays[node["name"]]
+            types[number, 0] = (array.shape, np.dtype(array.dtype).name)
+    cut = parts.at_work(choice.graph, choice.groups, choice.parameters, types, opened)
+    opened.whole = _inputs_if_whole(cut)
+    return compiled_graphs.compiled(choice.original, cut, shapes), opened
+
+
+def _inputs_if_whole(graph: Graph) -> list[str] | None:
+    """Return the names of the inputs of a graph's only node, in order, if its outputs are the
+    graph's, each once."""
+    computed = [number for number, node in enumerate(graph["nodes"]) if node["op"] != "null"]
+    heads = [tuple(head[:2]) for head in graph["heads"]]
+    node = graph["nodes"][computed[0]]
+    if len(computed) > 1 or heads != [(computed[0], output) for output in range(len(heads))]:
+        return None
+    return [graph["nodes"][entry[0]]["name"] for entry in node["inputs"]]
 
 
 def repartitioned(symbol: Any, arrays: Mapping[str, Any]) -> Any:

@@ -118,7 +118,7 @@ typedef struct ece408_epilogue {
 } ece408_epilogue;
 
 /* Floats of a layer's packed weights and biases for a kernel's forward pass, the same for images of any
- * number and size; 0 if it reads weights in place. Here and below, ECE408_CHOSEN stands for the kernel
+ * number and size, but others if outputs have one row or column; 0 if it reads weights in place. Here and below, ECE408_CHOSEN stands for the kernel
  * that is chosen for kept weights. */
 ECE408_EXPORT int64_t ece408_packed_floats(const ece408_problem* problem, int isa, int kernel);
 

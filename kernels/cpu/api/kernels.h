@@ -40,8 +40,9 @@ struct Kernel {
     Directions<double> f64;
     Directions<float> strict;  // the same arrays as f32, sums in double
     // Floats of packed weights and biases for the forward pass in float32, the same for images of
-    // any number and size; and the function that packs them, which may also return kNotFinite. Null
-    // if weights are read in place.
+    // any number and size, but others if outputs have one row or column, as their stride does not
+    // count; and the function that packs them, which may also return kNotFinite. Null if weights
+    // are read in place.
     int64_t (*packed_floats)(const ece408_problem& problem) = nullptr;
     int (*pack)(const ece408_problem& problem, const float* w, const float* bias, float* packed,
                 int threads) = nullptr;

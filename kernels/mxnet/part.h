@@ -1,0 +1,350 @@
+// A part of a graph and its programs (kernels/cpu/network/program.h), which Python makes.
+#pragma once
+
+#include <algorithm>
+#include <atomic>
+#include <cstdint>
+#include <cstdlib>
+#include <cstring>
+#include <list>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <shared_mutex>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "array_handles.h"
+#include "callbacks.h"
+#include "library.h"
+#include "plans.h"
+#include "python_calls.h"
+#include "versions.h"
+
+namespace ece408 {
+
+class Part;
+
+struct Free {
+    void operator()(void* memory) const { std::free(memory); }
+};
+using Memory = std::unique_ptr<char, Free>;
+
+// Bytes from a cache line on; null if there is no room.
+inline Memory memory_of(int64_t bytes) {
+    constexpr size_t kLine = 64;
+    const size_t lines = static_cast<size_t>(bytes) / kLine + 1;
+    return Memory(static_cast<char*>(std::aligned_alloc(kLine, lines * kLine)));
+}
+
+// Python's functions.
+inline ece408_part_functions part_functions{};
+
+// What programs of a part keep of its weights.
+struct Kept {
+    int64_t number = 0;  // Python's
+    std::vector<ece408_step> steps;
+    std::vector<ece408_kept_copy> copies;
+    std::vector<int64_t> packed;  // where packed weights begin
+    std::vector<std::shared_ptr<Kept>> before;
+    Memory memory;
+    uint64_t version = 0;  // of the weights in it
+    bool is_packed = false;  // whether all could be packed
+
+    Kept() = default;
+    Kept(const Kept&) = delete;
+    ~Kept() {
+        run_python([this] { return part_functions.forget(number); });
+    }
+};
+
+}  // namespace ece408
+
+// What Python makes for inputs of one set of shapes.
+struct ece408_program {
+    ece408::Part* part = nullptr;
+    std::vector<ece408::Sizes> sizes;  // of each input
+    std::vector<Shape> outputs;
+    std::vector<ece408_step> steps;
+    std::vector<std::shared_ptr<ece408::Kept>> kept;
+    int64_t arena_bytes = 0, copied_bytes = 0;
+    int isa = 0;
+    bool reads_weights = false;
+    uint64_t generation = 0;  // of the settings
+    int64_t number = 0;       // Python's
+
+    ece408_program() = default;
+    ece408_program(const ece408_program&) = delete;
+    ~ece408_program() {
+        if (number != 0) ece408::run_python([this] { return ece408::part_functions.forget(number); });
+    }
+
+    bool is_of(uint64_t version) const {
+        return std::all_of(kept.begin(), kept.end(),
+                           [&](const auto& each) { return each->version == version; });
+    }
+    // Whether it needs no weights beside what is kept.
+    bool is_complete() const {
+        return !reads_weights && std::all_of(kept.begin(), kept.end(), [](const auto& each) {
+            return each->is_packed;
+        });
+    }
+};
+
+namespace ece408 {
+
+using Program = ece408_program;
+
+class Part {
+public:
+    // `kinds` has the kind of each input; `types` are those of inputs and outputs.
+    Part(int number, const std::string& kinds, std::vector<int> types)
+        : number_(number), types_(std::move(types)), inputs_(kinds.size()), versions_(kinds) {}
+
+    Part(const Part&) = delete;
+    ~Part() {
+        std::list<std::shared_ptr<Program>>().swap(programs_);
+        run_python([this] { return part_functions.close(number_); });
+    }
+
+    size_t inputs() const { return inputs_; }
+    size_t outputs() const { return types_.size() - inputs_; }
+    int type(size_t array) const { return types_[array]; }
+
+    // Other arrays come, and no call is in progress.
+    void forget(const std::string& kinds) { versions_.forget(kinds); }
+
+    // The program for inputs of these sizes; null if Python refuses. `ask` calls Python, with whether
+    // a call waits for it.
+    template <typename Ask>
+    std::shared_ptr<Program> program(const std::vector<Sizes>& sizes, const Ask& ask) {
+        const uint64_t generation = plans().generation();
+        const auto known = find([&](const Program& each) {
+            return each.generation == generation && each.sizes == sizes;
+        });
+        if (known) return known;
+        // While Python makes one, nothing that is kept ends, since Python may use it.
+        std::list<std::shared_ptr<Program>> old;
+        const std::lock_guard<std::mutex> one_at_a_time(making_);
+        const auto made = std::make_shared<Program>();
+        made->part = this;
+        made->sizes = sizes;
+        made->generation = generation;
+        Sizes all;
+        for (const Sizes& each : sizes) all.insert(all.end(), each.begin(), each.end());
+        const int is_made = ask([&](int is_call) {
+            return part_functions.make(number_, all.data(), static_cast<int64_t>(all.size()),
+                                       made.get(), is_call);
+        });
+        if (!is_made) return nullptr;
+        const std::lock_guard<std::mutex> lock(mutex_);
+        programs_.push_front(made);
+        for (auto each = programs_.begin(); each != programs_.end();) {
+            const auto next = std::next(each);
+            if ((*each)->generation != generation) old.splice(old.end(), programs_, each);
+            each = next;
+        }
+        if (programs_.size() > kMostPrograms)
+            old.splice(old.end(), programs_, std::prev(programs_.end()));
+        return made;
+    }
+
+    // Adds what is kept, or finds it by its number.
+    void add(std::shared_ptr<Kept> kept) { all_kept_[kept->number] = kept; }
+    std::shared_ptr<Kept> kept(int64_t number) { return all_kept_[number].lock(); }
+
+    // A call by MXNet. Its temporary memory lasts for the call; it has at most 2 GiB.
+    MXReturnValue compute(std::vector<MXTensor>* in, std::vector<MXTensor>* out,
+                          const mxnet::ext::OpResource& resource) {
+        std::vector<Sizes> sizes;
+        for (const MXTensor& array : *in) sizes.push_back(sizes_of(array.dtype, array.shape));
+        const auto made = program(sizes, [](const auto& make) {
+            return run_python([&] { return make(1); });
+        });
+        if (!made) return kRefused;
+        Memory own;
+        const Bases bases = bases_of(*made, temporary(resource, made->arena_bytes, &own), *in, *out);
+        if (!bases[0]) return kRefused;
+        const uint64_t version = versions_.of(*in);
+        std::shared_lock<std::shared_mutex> reading(kept_);
+        if (made->is_of(version)) return run(*made, made->steps, bases);
+        // It stays locked for the call: another one may bring other weights.
+        reading.unlock();
+        const std::lock_guard<std::shared_mutex> writing(kept_);
+        const MXReturnValue status = prepare(*made, version, bases);
+        return status == MX_SUCCESS ? run(*made, made->steps, bases) : status;
+    }
+
+    // A call on the caller's thread, without MXNet's engine, by handles. 1, with new arrays in
+    // `results`, if the weights are as in the last call by MXNet; 0 if it is impossible; -1 if MXNet
+    // failed. The caller frees `results`.
+    int call(void* const* inputs, void** results, int64_t most_bytes, const ece408_mxnet& mxnet) {
+        if (!are_there(inputs, mxnet)) return 0;
+        for (size_t i = 0; i < inputs_; i++) __builtin_prefetch(inputs[i]);
+        for (size_t i = 0; i < inputs_; i++) places_of(inputs[i]).fetch();
+        for (size_t i = 0; i < inputs_; i++)
+            if (mxnet.wait_to_read(inputs[i]) != 0) return -1;
+        int device = 0;
+        const auto made = known(inputs, &device);
+        if (!made || made->arena_bytes + made->copied_bytes > most_bytes) return 0;
+        // Kernels that do not read weights want some address of them.
+        Bases bases(1 + types_.size(), made->kept.empty() ? nullptr : made->kept[0]->memory.get());
+        for (size_t i = 0; i < inputs_; i++)
+            if (versions_.is_data(i) && mxnet.data(inputs[i], &bases[1 + i]) != 0) return -1;
+        const std::shared_lock<std::shared_mutex> reading(kept_);
+        const uint64_t version = versions_.unchanged([&](size_t i) { return writes_to(inputs[i]); });
+        if (version == 0 || !made->is_of(version) || !made->is_complete()) return 0;
+        for (size_t i = 0; i < outputs(); i++) {
+            const Shape& shape = made->outputs[i];
+            if (mxnet.create(shape.data(), static_cast<unsigned>(shape.size()), kCpu, device, 0,
+                             type(inputs_ + i), &results[i]) != 0 ||
+                mxnet.data(results[i], &bases[1 + inputs_ + i]) != 0)
+                return -1;
+        }
+        Memory arena = taken_arena(made->arena_bytes);
+        bases[0] = arena.get();
+        if (!arena) return 0;
+        for (const auto& each : made->kept) bases.push_back(each->memory.get());
+        // OpenMP would count the threads of this thread and of MXNet's.
+        plans().others().use_workers(plans().threads());
+        const MXReturnValue status = run(*made, made->steps, bases);
+        plans().others().use_workers(0);
+        keep_arena(std::move(arena), made->arena_bytes);
+        return status == MX_SUCCESS ? 1 : 0;
+    }
+
+private:
+    using Bases = std::vector<void*>;
+
+    static constexpr size_t kMostPrograms = 8;
+    static constexpr int kCpu = 1;  // MXNet's number
+
+    // The first program for which `is_right`, which becomes the first of all.
+    template <typename IsRight>
+    std::shared_ptr<Program> find(const IsRight& is_right) {
+        const std::lock_guard<std::mutex> lock(mutex_);
+        for (auto each = programs_.begin(); each != programs_.end(); ++each) {
+            if (!is_right(**each)) continue;
+            programs_.splice(programs_.begin(), programs_, each);
+            return programs_.front();
+        }
+        return nullptr;
+    }
+
+    // Whether the data has no pending writes and no failures: a function that reads it would then
+    // run at once.
+    bool are_there(void* const* inputs, const ece408_mxnet& mxnet) const {
+        using Answer = std::atomic<bool>;
+        const auto answer = std::make_shared<Answer>(false);
+        const auto run = [](void*, void* task) { **static_cast<std::shared_ptr<Answer>*>(task) = true; };
+        const auto end = [](void* task) { delete static_cast<std::shared_ptr<Answer>*>(task); };
+        std::vector<void*> reads;
+        for (size_t i = 0; i < inputs_; i++)
+            if (versions_.is_data(i)) reads.push_back(inputs[i]);
+        const int status = mxnet.push(run, new std::shared_ptr<Answer>(answer), end, first_cpu(),
+                                      reads.data(), static_cast<int>(reads.size()), nullptr, 0,
+                                      run_at_once(), 0, "ece408_is_there");
+        return status == 0 && *answer;
+    }
+
+    // The program for data of these handles, and its device.
+    std::shared_ptr<Program> known(void* const* inputs, int* device) {
+        std::vector<Sizes> data(inputs_);
+        for (size_t i = 0; i < inputs_; i++)
+            if (versions_.is_data(i) && !describe(inputs[i], &data[i], device)) return nullptr;
+        const uint64_t generation = plans().generation();
+        return find([&](const Program& each) {
+            if (each.generation != generation) return false;
+            for (size_t i = 0; i < inputs_; i++)
+                if (!data[i].empty() && data[i] != each.sizes[i]) return false;
+            return true;
+        });
+    }
+
+    static char* temporary(const mxnet::ext::OpResource& resource, int64_t bytes, Memory* own) {
+        constexpr int64_t kLine = 64;
+        if (bytes + kLine > INT32_MAX) return (*own = memory_of(bytes)).get();
+        try {
+            const auto given = reinterpret_cast<uintptr_t>(
+                resource.alloc_cpu(static_cast<int>(bytes + kLine)));
+            return reinterpret_cast<char*>((given + kLine - 1) / kLine * kLine);
+        } catch (...) {
+            return nullptr;
+        }
+    }
+
+    static Bases bases_of(const Program& program, char* arena, const std::vector<MXTensor>& in,
+                          const std::vector<MXTensor>& out) {
+        Bases bases{arena};
+        for (const MXTensor& array : in) bases.push_back(array.data_ptr);
+        for (const MXTensor& array : out) bases.push_back(array.data_ptr);
+        for (const auto& each : program.kept) bases.push_back(each->memory.get());
+        return bases;
+    }
+
+    // Makes what is kept of weights whose addresses `bases` has after the first.
+    MXReturnValue prepare(const Program& program, uint64_t version, const Bases& bases) const {
+        for (const auto& kept : program.kept) {
+            if (kept->version == version) continue;
+            kept->version = 0;
+            for (const ece408_kept_copy& each : kept->copies)
+                std::memcpy(kept->memory.get() + each.offset, bases[1 + each.input], each.bytes);
+            Bases own(bases.begin(), bases.begin() + 1 + static_cast<int64_t>(inputs_));
+            for (const auto& each : kept->before) own.push_back(each->memory.get());
+            own.push_back(kept->memory.get());
+            const MXReturnValue status = run(program, kept->steps, own);
+            if (status != MX_SUCCESS) return status;
+            const auto is_packed = [&](int64_t place) {
+                return *reinterpret_cast<const int32_t*>(kept->memory.get() + place) == 1;
+            };
+            kept->is_packed = std::all_of(kept->packed.begin(), kept->packed.end(), is_packed);
+            kept->version = version;
+        }
+        return MX_SUCCESS;
+    }
+
+    static MXReturnValue run(const Program& program, const std::vector<ece408_step>& steps,
+                             const Bases& bases) {
+        const bool is_timed = plans().logs() && &steps == &program.steps;
+        std::vector<double> seconds(is_timed ? steps.size() : 0);
+        int64_t failed = 0;
+        const auto count = static_cast<int64_t>(steps.size());
+        const int status =
+            plans().others().run(steps.data(), count, bases.data(), plans().threads(), program.isa,
+                                 is_timed ? seconds.data() : nullptr, &failed);
+        if (status == ECE408_OK && !is_timed) return MX_SUCCESS;
+        const int is_done = run_python([&] {
+            return part_functions.report(program.number, seconds.data(), is_timed ? count : 0,
+                                         status, failed, steps.empty() ? -1 : steps[failed].kind);
+        });
+        return status == ECE408_OK && is_done ? MX_SUCCESS : kRefused;
+    }
+
+    // Memory of a direct call: that of the last one if it is large enough.
+    Memory taken_arena(int64_t bytes) {
+        const std::lock_guard<std::mutex> lock(mutex_);
+        if (arena_bytes_ < bytes || !arena_) return memory_of(bytes);
+        return std::move(arena_);
+    }
+
+    void keep_arena(Memory arena, int64_t bytes) {
+        const std::lock_guard<std::mutex> lock(mutex_);
+        arena_ = std::move(arena);
+        arena_bytes_ = bytes;
+    }
+
+    const int number_;
+    const std::vector<int> types_;
+    const size_t inputs_;
+    Versions versions_;
+    std::shared_mutex kept_;  // protects what programs keep of weights
+    std::mutex making_;       // held while Python makes a program; protects `all_kept_`
+    std::map<int64_t, std::weak_ptr<Kept>> all_kept_;
+    std::mutex mutex_;        // protects the following
+    std::list<std::shared_ptr<Program>> programs_;  // the last used first
+    Memory arena_;
+    int64_t arena_bytes_ = 0;
+};
+
+}  // namespace ece408
