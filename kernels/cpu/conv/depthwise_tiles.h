@@ -202,7 +202,9 @@ __attribute__((always_inline)) inline void store_rows(const Call& call, const Ti
         float* const to = t.y + r * t.row_step + j;
         const int64_t left = t.limit - r * t.row_step - j;
         // Surplus beyond a row's end is overwritten by the next row.
-        if (!call.accumulate && (Whole || wide >= kLanes || (left >= kLanes && s.dilate_h == 1)))
+        // Of the last vector of rows, some rows may be beyond the plane.
+        const bool is_inside = Whole || (P == 1 && wide >= kLanes);
+        if (!call.accumulate && (is_inside || (left >= kLanes && s.dilate_h == 1)))
             store(to, sum[r]);
         else
             put_lanes(0, Whole ? kLanes : clamp_lane(left < wide ? left : wide), to, sum[r],

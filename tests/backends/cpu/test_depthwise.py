@@ -5,6 +5,8 @@ Arrays end at forbidden pages (`guarded`); outputs hold NaN initially.
 
 from __future__ import annotations
 
+import itertools
+
 import harness
 import numpy as np
 import pytest
@@ -44,6 +46,14 @@ def test_every_height_up_to_30_and_no_border(isa, kernel, steps, rng):
     for height in range(1, 31):
         size = f"h{height + 4 * (kernel - 1)},w{50 - height}"
         check_exact(ConvProblem.parse(f"b1,c2,{size},m2,k{kernel},{steps},g2"), rng)
+
+
+@every(kernel=[3, 5], side=["start", "end"])
+def test_two_rows_that_fill_a_vector(isa, kernel, side, rng):
+    """The last of an odd number of rows is alone in its vector."""
+    for width, height in itertools.product((2, 4, 8), range(1, 12)):
+        text = f"b2,c3,h{height},w{width},m3,k{kernel},p{kernel // 2}x{kernel // 2},g3,bias"
+        check_exact(ConvProblem.parse(text), rng, side=side)
 
 
 @every(kernel=[3, 5], stride=[1, 2], side=["start", "end"])
