@@ -7,19 +7,13 @@ __global__ void reads_one_more(float* y, const float* x, int n) {
     const int i = blockIdx.x * blockDim.x + threadIdx.x;
     if (i < n) y[i] = x[i + 1];  // reads_one_more: reads out of bounds
 }
-PROGRAM(reads_one_more) {
-    Arrays a;
-    reads_one_more<<<2, 128>>>(a.y, a.x, a.COUNT);
-}
+RUN(reads_one_more, 2, 128, a.y, a.x, a.COUNT)
 
 __global__ void reads_one_before(float* y, const float* x, int n) {
     const int i = blockIdx.x * blockDim.x + threadIdx.x;
     if (i < n) y[i] = x[i - 1];  // reads_one_before: reads out of bounds
 }
-PROGRAM(reads_one_before) {
-    Arrays a;
-    reads_one_before<<<2, 128>>>(a.y, a.x, a.COUNT);
-}
+RUN(reads_one_before, 2, 128, a.y, a.x, a.COUNT)
 
 __global__ void has_no_guard(float* y, const float* x) {
     const int i = blockIdx.x * blockDim.x + threadIdx.x;
@@ -33,10 +27,7 @@ PROGRAM(has_no_guard) {
 __global__ void compares_with_at_most(float* y, const float* x, int n) {
     for (int i = threadIdx.x; i <= n; i += blockDim.x) y[i] = 2;  // compares_with_at_most: writes out of bounds
 }
-PROGRAM(compares_with_at_most) {
-    Arrays a;
-    compares_with_at_most<<<1, 64>>>(a.y, a.x, a.COUNT);
-}
+RUN(compares_with_at_most, 1, 64, a.y, a.x, a.COUNT)
 
 // A row too many of a plane of 16 x 16.
 __global__ void forgets_the_halo(float* y, const float* x) {
@@ -45,10 +36,7 @@ __global__ void forgets_the_halo(float* y, const float* x) {
     for (int p = 0; p < 3; ++p) sum += x[(h + p) * 16 + w];  // forgets_the_halo: reads out of bounds
     y[h * 16 + w] = sum;
 }
-PROGRAM(forgets_the_halo) {
-    Arrays a;
-    forgets_the_halo<<<1, dim3(16, 16)>>>(a.y, a.x);
-}
+RUN(forgets_the_halo, 1, dim3(16, 16), a.y, a.x)
 
 // Bytes instead of elements.
 __global__ void is_given_too_little(float* y, int n) {
@@ -78,10 +66,7 @@ __global__ void goes_beyond_a_tile(float* y) {
     __syncthreads();
     y[threadIdx.x] = tile[threadIdx.x + 1];  // goes_beyond_a_tile: index beyond an array
 }
-PROGRAM(goes_beyond_a_tile) {
-    Arrays a;
-    goes_beyond_a_tile<<<1, 32>>>(a.y);
-}
+RUN(goes_beyond_a_tile, 1, 32, a.y)
 
 __global__ void goes_beyond_a_row(float* y) {
     __shared__ float tile[8][8];
@@ -89,36 +74,24 @@ __global__ void goes_beyond_a_row(float* y) {
     __syncthreads();
     y[threadIdx.x] = tile[threadIdx.y][threadIdx.x + 1];  // goes_beyond_a_row: index beyond an array
 }
-PROGRAM(goes_beyond_a_row) {
-    Arrays a;
-    goes_beyond_a_row<<<1, dim3(8, 8)>>>(a.y);
-}
+RUN(goes_beyond_a_row, 1, dim3(8, 8), a.y)
 
 __global__ void goes_beyond_constants(float* y) {
     y[threadIdx.x] = weights[threadIdx.x];  // goes_beyond_constants: index beyond an array
 }
-PROGRAM(goes_beyond_constants) {
-    Arrays a;
-    goes_beyond_constants<<<1, 32>>>(a.y);
-}
+RUN(goes_beyond_constants, 1, 32, a.y)
 
 __global__ void goes_beyond_registers(float* y, int n) {
     float sums[4] = {};
     for (int i = 0; i <= n; ++i) sums[i] += i;  // goes_beyond_registers: index beyond an array
     y[threadIdx.x] = sums[0] + sums[3];
 }
-PROGRAM(goes_beyond_registers) {
-    Arrays a;
-    goes_beyond_registers<<<1, 32>>>(a.y, 4);
-}
+RUN(goes_beyond_registers, 1, 32, a.y, 4)
 
 __global__ void takes_a_null_pointer(float* y, const float* x) {
     y[threadIdx.x] = x[threadIdx.x];  // takes_a_null_pointer: illegal address
 }
-PROGRAM(takes_a_null_pointer) {
-    Arrays a;
-    takes_a_null_pointer<<<1, 32>>>(a.y, nullptr);
-}
+RUN(takes_a_null_pointer, 1, 32, a.y, nullptr)
 
 __global__ void takes_the_host_s_array(float* y, const float* x) {
     y[threadIdx.x] = x[threadIdx.x];  // takes_the_host_s_array: illegal address
@@ -133,10 +106,7 @@ PROGRAM(takes_the_host_s_array) {
 __global__ void is_not_aligned(float* y, const float* x) {
     reinterpret_cast<float4*>(y)[threadIdx.x] = *reinterpret_cast<const float4*>(x + threadIdx.x);  // is_not_aligned: misaligned access
 }
-PROGRAM(is_not_aligned) {
-    Arrays a;
-    is_not_aligned<<<1, 8>>>(a.y, a.x);
-}
+RUN(is_not_aligned, 1, 8, a.y, a.x)
 
 __global__ void ends_in_the_midst_of_a_vector(float4* y, const float4* x, int n) {
     for (int i = threadIdx.x; 4 * i < n; i += blockDim.x) y[i] = x[i];  // ends_in_the_midst_of_a_vector: reads out of bounds
@@ -168,10 +138,7 @@ __global__ void is_not_aligned_in_its_row(float* y, const float* x) {
     const float2 two = *reinterpret_cast<const float2*>(x + threadIdx.x * 15);  // is_not_aligned_in_its_row: misaligned access
     y[threadIdx.x] = two.x + two.y;
 }
-PROGRAM(is_not_aligned_in_its_row) {
-    Arrays a;
-    is_not_aligned_in_its_row<<<1, 8>>>(a.y, a.x);
-}
+RUN(is_not_aligned_in_its_row, 1, 8, a.y, a.x)
 
 __global__ void is_not_aligned_in_its_tile(float* y, const float* x) {
     __shared__ float tile[64];
@@ -181,20 +148,14 @@ __global__ void is_not_aligned_in_its_tile(float* y, const float* x) {
     const float4 four = *reinterpret_cast<const float4*>(tile + threadIdx.x % 8 * 4 + 2);  // is_not_aligned_in_its_tile: misaligned access
     y[threadIdx.x] = four.x + four.w;
 }
-PROGRAM(is_not_aligned_in_its_tile) {
-    Arrays a;
-    is_not_aligned_in_its_tile<<<1, 32>>>(a.y, a.x);
-}
+RUN(is_not_aligned_in_its_tile, 1, 32, a.y, a.x)
 
 __global__ void sums_halves(float* y, const half* x, int n) {
     float sum = 0;
     for (int i = threadIdx.x; i <= n; i += blockDim.x) sum += __half2float(x[i]);  // sums_halves: reads out of bounds
     y[threadIdx.x] = sum;
 }
-PROGRAM(sums_halves) {
-    Arrays a;
-    sums_halves<<<1, 32>>>(a.y, (const half*)a.x, 2 * a.COUNT);
-}
+RUN(sums_halves, 1, 32, a.y, (const half*)a.x, 2 * a.COUNT)
 
 // Halves of an odd number in pairs.
 __global__ void takes_pairs_of_halves(float* y, const half2* x, int n) {
@@ -213,10 +174,7 @@ PROGRAM(takes_pairs_of_halves) {
 __global__ void takes_a_pair_between_pairs(float* y, const half* x) {
     y[threadIdx.x] = __high2float(*reinterpret_cast<const half2*>(x + threadIdx.x));  // takes_a_pair_between_pairs: misaligned access
 }
-PROGRAM(takes_a_pair_between_pairs) {
-    Arrays a;
-    takes_a_pair_between_pairs<<<1, 32>>>(a.y, (const half*)a.x);
-}
+RUN(takes_a_pair_between_pairs, 1, 32, a.y, (const half*)a.x)
 
 __global__ void sums_pairs_beyond_its_tile(float* y, const float* x) {
     __shared__ float tile[64];
@@ -225,20 +183,14 @@ __global__ void sums_pairs_beyond_its_tile(float* y, const float* x) {
     const float other = tile[threadIdx.x + 32];  // sums_pairs_beyond_its_tile: index beyond an array
     y[threadIdx.x] = tile[threadIdx.x] + other;
 }
-PROGRAM(sums_pairs_beyond_its_tile) {
-    Arrays a;
-    sums_pairs_beyond_its_tile<<<1, 64>>>(a.y, a.x);
-}
+RUN(sums_pairs_beyond_its_tile, 1, 64, a.y, a.x)
 
 // Offsets that wrap around below 0.
 __global__ void subtracts_from_unsigned(float* y, const float* x) {
     const unsigned before = threadIdx.x - 1;
     y[threadIdx.x] = x[before];  // subtracts_from_unsigned: illegal address
 }
-PROGRAM(subtracts_from_unsigned) {
-    Arrays a;
-    subtracts_from_unsigned<<<1, 32>>>(a.y, a.x);
-}
+RUN(subtracts_from_unsigned, 1, 32, a.y, a.x)
 
 __global__ void sums_tiles_of_registers(float* y, const float* x, int n) {
     float sums[2][4] = {};
@@ -246,18 +198,12 @@ __global__ void sums_tiles_of_registers(float* y, const float* x, int n) {
         for (int j = 0; j < n; ++j) sums[i][j] += x[i * n + j];  // sums_tiles_of_registers: index beyond an array
     y[threadIdx.x] = sums[0][n - 1] + sums[1][0];
 }
-PROGRAM(sums_tiles_of_registers) {
-    Arrays a;
-    sums_tiles_of_registers<<<1, 32>>>(a.y, a.x, 3);
-}
+RUN(sums_tiles_of_registers, 1, 32, a.y, a.x, 3)
 
 __global__ void takes_a_pointer_s_address(float* y, float* const* rows) {
     y[threadIdx.x] = *rows[0];  // takes_a_pointer_s_address: illegal address
 }
-PROGRAM(takes_a_pointer_s_address) {
-    Arrays a;
-    takes_a_pointer_s_address<<<1, 32>>>(a.y, (float* const*)a.x);
-}
+RUN(takes_a_pointer_s_address, 1, 32, a.y, (float* const*)a.x)
 
 __global__ void right_vectors(float* y, const float* x, int n) {
     const int i = threadIdx.x;
@@ -274,17 +220,11 @@ __global__ void right_halves(half* y, const half2* x) {
     const half2 two = x[threadIdx.x / 2];
     y[threadIdx.x] = threadIdx.x % 2 ? __high2half(two) : __low2half(two);
 }
-PROGRAM(right_halves) {
-    Arrays a;
-    right_halves<<<1, 64>>>((half*)a.y, (const half2*)a.x);
-}
+RUN(right_halves, 1, 64, (half*)a.y, (const half2*)a.x)
 
 // A compiler turns such a loop into one call.
 __global__ void clears_one_more(float* y, int n) {
     if (threadIdx.x) return;
     for (int i = 0; i <= n; ++i) y[i] = 0;  // clears_one_more: writes out of bounds
 }
-PROGRAM(clears_one_more) {
-    Arrays a;
-    clears_one_more<<<1, 32>>>(a.y, a.COUNT);
-}
+RUN(clears_one_more, 1, 32, a.y, a.COUNT)

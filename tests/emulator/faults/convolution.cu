@@ -34,11 +34,8 @@ struct Layer {
     }
 };
 
-#define CONVOLUTION(name) \
-    PROGRAM(name) {       \
-        Layer a;          \
-        name<<<dim3(B, M), dim3(OW, OH)>>>(a.y, a.x, a.f); \
-    }
+#define RUN_LAYER(name, ...) RUN_ON(Layer, name, __VA_ARGS__)
+#define CONVOLUTION(name) RUN_LAYER(name, dim3(B, M), dim3(OW, OH), a.y, a.x, a.f)
 
 // --- Off by one, in each index.
 
@@ -94,10 +91,7 @@ __global__ void counts_filters_from_one(float* y, const float* x, const float* f
     OWN;
     Y(b, m + 1, h, w) = X(b, 0, h, w);  // counts_filters_from_one: writes out of bounds
 }
-PROGRAM(counts_filters_from_one) {
-    Layer a;
-    counts_filters_from_one<<<dim3(B, M), dim3(OW, OH)>>>(a.y, a.x, a.f);
-}
+CONVOLUTION(counts_filters_from_one)
 
 __global__ void writes_a_row_above(float* y, const float* x, const float* f) {
     OWN;
@@ -165,20 +159,14 @@ __global__ void guards_the_wrong_dimension(float* y, const float* x, const float
     if (h < OW && w < OH)
         Y(b, m, h, w) = X(b, 0, h, w);  // guards_the_wrong_dimension: writes out of bounds
 }
-PROGRAM(guards_the_wrong_dimension) {
-    Layer a;
-    guards_the_wrong_dimension<<<dim3(B, M), dim3(16, 16)>>>(a.y, a.x, a.f);
-}
+RUN_LAYER(guards_the_wrong_dimension, dim3(B, M), dim3(16, 16), a.y, a.x, a.f)
 
 __global__ void guards_with_the_input_s_size(float* y, const float* x, const float* f) {
     OWN;
     if (h < H && w < W)
         Y(b, m, h, w) = X(b, 0, h, w);  // guards_with_the_input_s_size: writes out of bounds
 }
-PROGRAM(guards_with_the_input_s_size) {
-    Layer a;
-    guards_with_the_input_s_size<<<dim3(B, M), dim3(16, 16)>>>(a.y, a.x, a.f);
-}
+RUN_LAYER(guards_with_the_input_s_size, dim3(B, M), dim3(16, 16), a.y, a.x, a.f)
 
 // --- Launches that omit elements, which stay uninitialised.
 
@@ -384,10 +372,7 @@ __global__ void shares_channels_unequally(float* y, const float* x) {
     }
     y[threadIdx.y * OW + threadIdx.x] = sum;
 }
-PROGRAM(shares_channels_unequally) {
-    Layer a;
-    shares_channels_unequally<<<1, dim3(OW, 2)>>>(a.y, a.x);
-}
+RUN_LAYER(shares_channels_unequally, 1, dim3(OW, 2), a.y, a.x)
 
 __global__ void leaves_its_loop_early(float* y, const float* x) {
     float sum = 0;
@@ -398,10 +383,7 @@ __global__ void leaves_its_loop_early(float* y, const float* x) {
     }
     y[threadIdx.x] = sum;
 }
-PROGRAM(leaves_its_loop_early) {
-    Layer a;
-    leaves_its_loop_early<<<1, OW>>>(a.y, a.x);
-}
+RUN_LAYER(leaves_its_loop_early, 1, OW, a.y, a.x)
 
 // --- Two tiles in turns.
 
@@ -539,10 +521,7 @@ __global__ void shares_a_workspace(float* y, const float* x, float* room) {
     __syncthreads();
     y[blockIdx.x * OW + threadIdx.x] = room[OW - 1 - threadIdx.x];  // shares_a_workspace: race between blocks
 }
-PROGRAM(shares_a_workspace) {
-    Layer a;
-    shares_a_workspace<<<B, OW>>>(a.y, a.x, a.f);
-}
+RUN_LAYER(shares_a_workspace, B, OW, a.y, a.x, a.f)
 
 // --- Copies of elements instead of bytes.
 
@@ -577,18 +556,12 @@ __global__ void takes_a_filter_beyond_constants(float* y, const float* x, int m)
     for (int i = 0; i < C * K * K; ++i) sum += own[i] * x[threadIdx.x];  // takes_a_filter_beyond_constants: reads out of bounds
     y[threadIdx.x] = sum;
 }
-PROGRAM(takes_a_filter_beyond_constants) {
-    Layer a;
-    takes_a_filter_beyond_constants<<<1, 32>>>(a.y, a.x, M);
-}
+RUN_LAYER(takes_a_filter_beyond_constants, 1, 32, a.y, a.x, M)
 
 __device__ float taken(const float* from, int i) { return from[i]; }  // takes_a_bias_too_many: reads out of bounds
 
 __global__ void takes_a_bias_too_many(float* y) { y[threadIdx.x] = taken(biases, threadIdx.x); }
-PROGRAM(takes_a_bias_too_many) {
-    Layer a;
-    takes_a_bias_too_many<<<1, M + 1>>>(a.y);
-}
+RUN_LAYER(takes_a_bias_too_many, 1, M + 1, a.y)
 
 __global__ void right_constants(float* y, const float* x, int m) {
     const float* const own = filters + m * C * K * K;

@@ -4,10 +4,7 @@
 __global__ void adds_to_what_is_there(float* y, const float* x) {
     y[threadIdx.x] += x[threadIdx.x];  // adds_to_what_is_there: reads memory that was never written
 }
-PROGRAM(adds_to_what_is_there) {
-    Arrays a;
-    adds_to_what_is_there<<<1, 32>>>(a.y, a.x);
-}
+RUN(adds_to_what_is_there, 1, 32, a.y, a.x)
 
 __global__ void fills_a_part_of_its_tile(float* y, const float* x, int n) {
     __shared__ float tile[64];
@@ -15,10 +12,7 @@ __global__ void fills_a_part_of_its_tile(float* y, const float* x, int n) {
     __syncthreads();
     y[threadIdx.x] = tile[63 - threadIdx.x];  // fills_a_part_of_its_tile: reads memory that was never written
 }
-PROGRAM(fills_a_part_of_its_tile) {
-    Arrays a;
-    fills_a_part_of_its_tile<<<1, 64>>>(a.y, a.x, 60);
-}
+RUN(fills_a_part_of_its_tile, 1, 64, a.y, a.x, 60)
 
 __global__ void copy(float* y, const float* x, int n) {
     for (int i = threadIdx.x; i < n; i += blockDim.x)
@@ -68,10 +62,7 @@ PROGRAM(counts_without_a_start) {
 __global__ void asserts(const float* x) {
     assert(x[threadIdx.x] > 0);  // asserts: stopped
 }
-PROGRAM(asserts) {
-    Arrays a;
-    asserts<<<1, 32>>>(a.x);
-}
+RUN(asserts, 1, 32, a.x)
 
 PROGRAM(right_copy) {
     Arrays a;
@@ -91,20 +82,14 @@ PROGRAM(writes_every_other_element) {
 __global__ void traps(const float* x) {
     if (x[threadIdx.x] == 0) __trap();  // traps: stopped
 }
-PROGRAM(traps) {
-    Arrays a;
-    traps<<<1, 32>>>(a.x);
-}
+RUN(traps, 1, 32, a.x)
 
 __global__ void keeps_its_registers(float* y, const float* x) {
     __shared__ float sums[32];
     sums[threadIdx.x] += x[threadIdx.x];  // keeps_its_registers: reads memory that was never written
     y[threadIdx.x] = sums[threadIdx.x];
 }
-PROGRAM(keeps_its_registers) {
-    Arrays a;
-    keeps_its_registers<<<1, 32>>>(a.y, a.x);
-}
+RUN(keeps_its_registers, 1, 32, a.y, a.x)
 
 // One block's tile is not initialised for the next block.
 __global__ void loads_in_the_first_block_only(float* y, const float* x) {
@@ -113,10 +98,7 @@ __global__ void loads_in_the_first_block_only(float* y, const float* x) {
     __syncthreads();
     y[blockIdx.x * 32 + threadIdx.x] = tile[31 - threadIdx.x];  // loads_in_the_first_block_only: reads memory that was never written
 }
-PROGRAM(loads_in_the_first_block_only) {
-    Arrays a;
-    loads_in_the_first_block_only<<<4, 32>>>(a.y, a.x);
-}
+RUN(loads_in_the_first_block_only, 4, 32, a.y, a.x)
 
 __global__ void takes_a_struct(float* y, const float4* x) {
     const float4 four = x[threadIdx.x];  // takes_a_struct: reads memory that was never written
@@ -177,10 +159,7 @@ __global__ void sums_what_it_allocates(float* y, int n) {
     free(own);
     y[threadIdx.x] = sum;
 }
-PROGRAM(sums_what_it_allocates) {
-    Arrays a;
-    sums_what_it_allocates<<<1, 32>>>(a.y, 64);
-}
+RUN(sums_what_it_allocates, 1, 32, a.y, 64)
 
 __global__ void reads_what_it_deleted(float* y, int n) {
     float* const own = new float[n];
@@ -188,10 +167,7 @@ __global__ void reads_what_it_deleted(float* y, int n) {
     delete[] own;
     y[threadIdx.x] = own[n / 2];  // reads_what_it_deleted: reads freed memory
 }
-PROGRAM(reads_what_it_deleted) {
-    Arrays a;
-    reads_what_it_deleted<<<1, 1>>>(a.y, 64);
-}
+RUN(reads_what_it_deleted, 1, 1, a.y, 64)
 
 // A variable by its address.
 __device__ float settings[4];

@@ -44,6 +44,14 @@ struct Program {
     static Program program_##name(#name, run_##name);   \
     static void run_##name()
 
+// A launch of the kernel of this name, on the pointers of arrays `a`.
+#define RUN_ON(arrays, name, grid, block, ...) \
+    PROGRAM(name) {                            \
+        arrays a;                              \
+        name<<<grid, block>>>(__VA_ARGS__);    \
+    }
+#define RUN(name, ...) RUN_ON(Arrays, name, __VA_ARGS__)
+
 // cudaError_t of the program of this name, or -1 if there is none.
 extern "C" int run(const char* name) {
     for (Program* each = Program::first(); each; each = each->next) {

@@ -26,46 +26,31 @@ __global__ void lacks_the_second_barrier(float* y, const float* x, int n) {
     }
     y[threadIdx.x] = sum;
 }
-PROGRAM(lacks_the_second_barrier) {
-    Arrays a;
-    lacks_the_second_barrier<<<1, 64>>>(a.y, a.x, a.COUNT);
-}
+RUN(lacks_the_second_barrier, 1, 64, a.y, a.x, a.COUNT)
 
 __global__ void sums_without_atomics(float* sum, const float* x) {
     *sum += x[threadIdx.x];  // sums_without_atomics: race between threads of a block
 }
-PROGRAM(sums_without_atomics) {
-    Arrays a;
-    sums_without_atomics<<<1, 64>>>(a.x, a.x + 1);
-}
+RUN(sums_without_atomics, 1, 64, a.x, a.x + 1)
 
 __global__ void sums_of_blocks(float* sum, const float* x) {
     if (!threadIdx.x) *sum += x[blockIdx.x];  // sums_of_blocks: race between blocks
 }
-PROGRAM(sums_of_blocks) {
-    Arrays a;
-    sums_of_blocks<<<8, 32>>>(a.x, a.x + 1);
-}
+RUN(sums_of_blocks, 8, 32, a.x, a.x + 1)
 
 __global__ void writes_the_neighbour_s(float* y) {
     const int i = blockIdx.x * 32 + threadIdx.x;
     y[i] = 1;  // writes_the_neighbour_s: race between blocks
     if (threadIdx.x == 31) y[i + 1] = 2;  // writes_the_neighbour_s: race between blocks
 }
-PROGRAM(writes_the_neighbour_s) {
-    Arrays a;
-    writes_the_neighbour_s<<<4, 32>>>(a.y);
-}
+RUN(writes_the_neighbour_s, 4, 32, a.y)
 
 __global__ void reads_what_blocks_write(float* x) {
     const int i = blockIdx.x * 32 + threadIdx.x;
     const float next = x[(i + 32) % 128];  // reads_what_blocks_write: race between blocks
     x[i] = next;  // reads_what_blocks_write: race between blocks
 }
-PROGRAM(reads_what_blocks_write) {
-    Arrays a;
-    reads_what_blocks_write<<<4, 32>>>(a.x);
-}
+RUN(reads_what_blocks_write, 4, 32, a.x)
 
 __global__ void relies_on_its_warp(float* y, const float* x) {
     __shared__ float tile[32];
@@ -75,10 +60,7 @@ __global__ void relies_on_its_warp(float* y, const float* x) {
             tile[threadIdx.x] += tile[threadIdx.x + by];  // relies_on_its_warp: race between threads of a block
     if (!threadIdx.x) y[0] = tile[0];  // relies_on_its_warp: race between threads of a block
 }
-PROGRAM(relies_on_its_warp) {
-    Arrays a;
-    relies_on_its_warp<<<1, 32>>>(a.y, a.x);
-}
+RUN(relies_on_its_warp, 1, 32, a.y, a.x)
 
 __global__ void waits_for_another_warp_only(float* y, const float* x) {
     __shared__ float tile[64];
@@ -86,19 +68,13 @@ __global__ void waits_for_another_warp_only(float* y, const float* x) {
     __syncwarp();
     y[threadIdx.x] = tile[63 - threadIdx.x];  // waits_for_another_warp_only: race between threads of a block
 }
-PROGRAM(waits_for_another_warp_only) {
-    Arrays a;
-    waits_for_another_warp_only<<<1, 64>>>(a.y, a.x);
-}
+RUN(waits_for_another_warp_only, 1, 64, a.y, a.x)
 
 __global__ void mixes_atomics(int* counter) {
     atomicAdd(counter, 1);  // mixes_atomics: race between threads of a block
     if (!threadIdx.x) *counter = 0;  // mixes_atomics: race between threads of a block
 }
-PROGRAM(mixes_atomics) {
-    Arrays a;
-    mixes_atomics<<<1, 64>>>((int*)a.x);
-}
+RUN(mixes_atomics, 1, 64, (int*)a.x)
 
 __global__ void right_tree(float* y, const float* x) {
     __shared__ float tile[64];
@@ -109,10 +85,7 @@ __global__ void right_tree(float* y, const float* x) {
     }
     if (!threadIdx.x) atomicAdd(y, tile[0]);
 }
-PROGRAM(right_tree) {
-    Arrays a;
-    right_tree<<<3, 64>>>(a.x + 255, a.x);
-}
+RUN(right_tree, 3, 64, a.x + 255, a.x)
 
 __global__ void right_warps(float* y, const float* x) {
     __shared__ float tile[64];
@@ -126,10 +99,7 @@ __global__ void right_warps(float* y, const float* x) {
     __syncwarp();
     y[threadIdx.x] = own[lane ^ 1];
 }
-PROGRAM(right_warps) {
-    Arrays a;
-    right_warps<<<1, 64>>>(a.y, a.x);
-}
+RUN(right_warps, 1, 64, a.y, a.x)
 
 // The last block sums the results of all: CUDA C++ Programming Guide, "Memory Fence Functions".
 __global__ void right_last_block(float* parts, unsigned* done, float* y) {
@@ -145,19 +115,13 @@ __global__ void right_last_block(float* parts, unsigned* done, float* y) {
     for (int i = 0; i < gridDim.x; ++i) sum += parts[i];
     *y = sum;
 }
-PROGRAM(right_last_block) {
-    Arrays a;
-    right_last_block<<<16, 32>>>(a.y, (unsigned*)a.x, a.x + 1);
-}
+RUN(right_last_block, 16, 32, a.y, (unsigned*)a.x, a.x + 1)
 
 __global__ void filters_in_place(float* x) {
     const float next = x[threadIdx.x + 1];  // filters_in_place: race between threads of a block
     x[threadIdx.x] = next;  // filters_in_place: race between threads of a block
 }
-PROGRAM(filters_in_place) {
-    Arrays a;
-    filters_in_place<<<1, 128>>>(a.x);
-}
+RUN(filters_in_place, 1, 128, a.x)
 
 // The tree's guard takes one thread too many.
 __global__ void takes_a_thread_too_many(float* y, const float* x) {
@@ -171,10 +135,7 @@ __global__ void takes_a_thread_too_many(float* y, const float* x) {
     }
     if (!threadIdx.x) y[0] = tile[0];
 }
-PROGRAM(takes_a_thread_too_many) {
-    Arrays a;
-    takes_a_thread_too_many<<<1, 64>>>(a.y, a.x);
-}
+RUN(takes_a_thread_too_many, 1, 64, a.y, a.x)
 
 __global__ void reads_the_sum_too_soon(float* y, const float* x) {
     __shared__ float sum;
@@ -183,10 +144,7 @@ __global__ void reads_the_sum_too_soon(float* y, const float* x) {
     atomicAdd(&sum, x[threadIdx.x]);  // reads_the_sum_too_soon: race between threads of a block
     y[threadIdx.x] = sum;  // reads_the_sum_too_soon: race between threads of a block
 }
-PROGRAM(reads_the_sum_too_soon) {
-    Arrays a;
-    reads_the_sum_too_soon<<<1, 64>>>(a.y, a.x);
-}
+RUN(reads_the_sum_too_soon, 1, 64, a.y, a.x)
 
 __global__ void counts_without_atomics(int* y, const int* x) {
     __shared__ int counts[8];
@@ -196,10 +154,7 @@ __global__ void counts_without_atomics(int* y, const int* x) {
     __syncthreads();
     if (threadIdx.x < 8) y[threadIdx.x] = counts[threadIdx.x];
 }
-PROGRAM(counts_without_atomics) {
-    Arrays a;
-    counts_without_atomics<<<1, 64>>>((int*)a.y, (const int*)a.x);
-}
+RUN(counts_without_atomics, 1, 64, (int*)a.y, (const int*)a.x)
 
 __global__ void trusts_volatile(float* y, const float* x) {
     __shared__ float tile[64];
@@ -211,10 +166,7 @@ __global__ void trusts_volatile(float* y, const float* x) {
         own[threadIdx.x] += own[threadIdx.x + by];  // trusts_volatile: race between threads of a block
     if (!threadIdx.x) y[0] = own[0];
 }
-PROGRAM(trusts_volatile) {
-    Arrays a;
-    trusts_volatile<<<1, 64>>>(a.y, a.x);
-}
+RUN(trusts_volatile, 1, 64, a.y, a.x)
 
 __global__ void clears_what_others_add_to(float* y, const float* x) {
     if (!blockIdx.x) y[threadIdx.x] = 0;  // clears_what_others_add_to: race between blocks
@@ -230,18 +182,12 @@ PROGRAM(clears_what_others_add_to) {
 __global__ void confuses_grid_and_block(float* y) {
     y[blockIdx.x * gridDim.x + threadIdx.x] = blockIdx.x;  // confuses_grid_and_block: race between blocks
 }
-PROGRAM(confuses_grid_and_block) {
-    Arrays a;
-    confuses_grid_and_block<<<4, 32>>>(a.y);
-}
+RUN(confuses_grid_and_block, 4, 32, a.y)
 
 __global__ void adds_pairs_of_halves(half2* sum, const half2* x) {
     *sum = __hadd2(*sum, x[threadIdx.x]);  // adds_pairs_of_halves: race between threads of a block
 }
-PROGRAM(adds_pairs_of_halves) {
-    Arrays a;
-    adds_pairs_of_halves<<<1, 32>>>((half2*)a.x, (const half2*)a.x + 1);
-}
+RUN(adds_pairs_of_halves, 1, 32, (half2*)a.x, (const half2*)a.x + 1)
 
 __global__ void right_one_thread_writes(float* y, const float* x) {
     __shared__ float first;
@@ -249,10 +195,7 @@ __global__ void right_one_thread_writes(float* y, const float* x) {
     __syncthreads();
     if (first >= 0) y[threadIdx.x] = first;
 }
-PROGRAM(right_one_thread_writes) {
-    Arrays a;
-    right_one_thread_writes<<<1, 64>>>(a.x + 64, a.x);
-}
+RUN(right_one_thread_writes, 1, 64, a.x + 64, a.x)
 
 // More launches than the emulator distinguishes at a time.
 __global__ void adds_one(float* x) { x[blockIdx.x * 32 + threadIdx.x] += 1; }
@@ -277,10 +220,7 @@ __global__ void right_tile_of_a_warp(float* y, const float* x, int n) {
     }
     y[threadIdx.x] = sum;
 }
-PROGRAM(right_tile_of_a_warp) {
-    Arrays a;
-    right_tile_of_a_warp<<<1, 64>>>(a.y, a.x, a.COUNT);
-}
+RUN(right_tile_of_a_warp, 1, 64, a.y, a.x, a.COUNT)
 
 __global__ void right_tiles_of_groups(float* y, const float* x, int n) {
     __shared__ float tiles[64];
@@ -296,10 +236,7 @@ __global__ void right_tiles_of_groups(float* y, const float* x, int n) {
     }
     y[threadIdx.x] = sum;
 }
-PROGRAM(right_tiles_of_groups) {
-    Arrays a;
-    right_tiles_of_groups<<<1, 64>>>(a.y, a.x, 4);
-}
+RUN(right_tiles_of_groups, 1, 64, a.y, a.x, 4)
 
 __global__ void waits_for_its_group_only(float* y, const float* x) {
     __shared__ float tile[32];
@@ -314,10 +251,7 @@ __global__ void waits_for_its_group_only(float* y, const float* x) {
         y[threadIdx.x] = sum;
     }
 }
-PROGRAM(waits_for_its_group_only) {
-    Arrays a;
-    waits_for_its_group_only<<<1, 32>>>(a.y, a.x);
-}
+RUN(waits_for_its_group_only, 1, 32, a.y, a.x)
 
 __device__ void lock(int* held) {
     while (atomicCAS(held, 0, 1)) {}
@@ -333,10 +267,7 @@ __global__ void right_mutex(int* held, float* sum) {
     *sum = *sum + 1;
     unlock(held);
 }
-PROGRAM(right_mutex) {
-    Arrays a;
-    right_mutex<<<16, 64>>>((int*)a.x, a.x + 1);
-}
+RUN(right_mutex, 16, 64, (int*)a.x, a.x + 1)
 
 __global__ void looks_after_it_has_unlocked(int* held, float* sum, float* y) {
     if (threadIdx.x % 32) return;
@@ -345,10 +276,7 @@ __global__ void looks_after_it_has_unlocked(int* held, float* sum, float* y) {
     unlock(held);
     y[threadIdx.x / 32] = *sum;  // looks_after_it_has_unlocked: race between threads of a block
 }
-PROGRAM(looks_after_it_has_unlocked) {
-    Arrays a;
-    looks_after_it_has_unlocked<<<1, 64>>>((int*)a.x, a.x + 1, a.y);
-}
+RUN(looks_after_it_has_unlocked, 1, 64, (int*)a.x, a.x + 1, a.y)
 
 __global__ void right_bytes(unsigned char* y) {
     __shared__ unsigned char bytes[64];
@@ -358,10 +286,7 @@ __global__ void right_bytes(unsigned char* y) {
     __syncthreads();
     y[threadIdx.x] = bytes[63 - threadIdx.x] + odd[threadIdx.x ^ 1];
 }
-PROGRAM(right_bytes) {
-    Arrays a;
-    right_bytes<<<1, 64>>>((unsigned char*)a.y);
-}
+RUN(right_bytes, 1, 64, (unsigned char*)a.y)
 
 __global__ void reads_bytes_too_early(unsigned char* y) {
     __shared__ unsigned char bytes[64];
@@ -377,18 +302,12 @@ PROGRAM(reads_bytes_too_early) {
 __global__ void counts_in_a_byte(unsigned char* count) {
     ++*count;  // counts_in_a_byte: race between threads of a block
 }
-PROGRAM(counts_in_a_byte) {
-    Arrays a;
-    counts_in_a_byte<<<1, 64>>>((unsigned char*)a.x);
-}
+RUN(counts_in_a_byte, 1, 64, (unsigned char*)a.x)
 
 __global__ void sums_halves_of_blocks(half* sum) {
     if (!threadIdx.x) *sum = __hadd(*sum, __float2half(1));  // sums_halves_of_blocks: race between blocks
 }
-PROGRAM(sums_halves_of_blocks) {
-    Arrays a;
-    sums_halves_of_blocks<<<8, 32>>>((half*)a.x);
-}
+RUN(sums_halves_of_blocks, 8, 32, (half*)a.x)
 
 __global__ void right_flag(float* y, const float* x) {
     __shared__ int any;
@@ -399,10 +318,7 @@ __global__ void right_flag(float* y, const float* x) {
     __syncthreads();
     y[threadIdx.x] = any;
 }
-PROGRAM(right_flag) {
-    Arrays a;
-    right_flag<<<1, 64>>>(a.y, a.x);
-}
+RUN(right_flag, 1, 64, a.y, a.x)
 
 __global__ void clears_a_flag_that_others_set(float* y, const float* x) {
     __shared__ int any;
@@ -412,10 +328,7 @@ __global__ void clears_a_flag_that_others_set(float* y, const float* x) {
     __syncthreads();
     y[threadIdx.x] = any;
 }
-PROGRAM(clears_a_flag_that_others_set) {
-    Arrays a;
-    clears_a_flag_that_others_set<<<1, 64>>>(a.y, a.x);
-}
+RUN(clears_a_flag_that_others_set, 1, 64, a.y, a.x)
 
 // CUDA C++ Programming Guide, "Atomic Functions": any operation by atomicCAS.
 __global__ void right_compare_and_swap(int* largest) {
@@ -425,10 +338,7 @@ __global__ void right_compare_and_swap(int* largest) {
         old = atomicCAS(largest, assumed, max(assumed, int(threadIdx.x)));
     } while (assumed != old);
 }
-PROGRAM(right_compare_and_swap) {
-    Arrays a;
-    right_compare_and_swap<<<4, 64>>>((int*)a.x);
-}
+RUN(right_compare_and_swap, 4, 64, (int*)a.x)
 
 __global__ void right_copies_ahead(float* y, const float* x) {
     __shared__ float tiles[2][64];
@@ -447,10 +357,7 @@ __global__ void right_copies_ahead(float* y, const float* x) {
     }
     y[threadIdx.x] = sum;
 }
-PROGRAM(right_copies_ahead) {
-    Arrays a;
-    right_copies_ahead<<<1, 64>>>(a.y, a.x);
-}
+RUN(right_copies_ahead, 1, 64, a.y, a.x)
 
 __global__ void waits_for_too_few_copies(float* y, const float* x) {
     __shared__ float tiles[2][64];
@@ -469,10 +376,7 @@ __global__ void waits_for_too_few_copies(float* y, const float* x) {
     }
     y[threadIdx.x] = sum;
 }
-PROGRAM(waits_for_too_few_copies) {
-    Arrays a;
-    waits_for_too_few_copies<<<1, 64>>>(a.y, a.x);
-}
+RUN(waits_for_too_few_copies, 1, 64, a.y, a.x)
 
 __global__ void right_sum_of_doubles(double* sum) {
     auto* const bits = (unsigned long long*)sum;

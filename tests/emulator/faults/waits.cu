@@ -8,20 +8,14 @@ __global__ void ends_before_the_barrier(float* y, int n) {
     __syncthreads();  // ends_before_the_barrier: __syncthreads() that not all threads of the block reach
     y[threadIdx.x] = tile[threadIdx.x];
 }
-PROGRAM(ends_before_the_barrier) {
-    Arrays a;
-    ends_before_the_barrier<<<1, 64>>>(a.y, 40);
-}
+RUN(ends_before_the_barrier, 1, 64, a.y, 40)
 
 __global__ void waits_in_a_branch(float* y) {
     if (threadIdx.x < 32)
         __syncthreads();  // waits_in_a_branch: __syncthreads() that not all threads of the block reach
     y[threadIdx.x] = 1;
 }
-PROGRAM(waits_in_a_branch) {
-    Arrays a;
-    waits_in_a_branch<<<1, 64>>>(a.y);
-}
+RUN(waits_in_a_branch, 1, 64, a.y)
 
 __global__ void waits_in_both_branches(float* y) {
     if (threadIdx.x < 32) {
@@ -32,20 +26,14 @@ __global__ void waits_in_both_branches(float* y) {
         __syncthreads();  // waits_in_both_branches: threads of a block wait at different __syncthreads()
     }
 }
-PROGRAM(waits_in_both_branches) {
-    Arrays a;
-    waits_in_both_branches<<<1, 64>>>(a.y);
-}
+RUN(waits_in_both_branches, 1, 64, a.y)
 
 __global__ void waits_as_often_as_its_number(float* y) {
     for (int i = 0; i < threadIdx.x % 2 + 1; ++i)
         __syncthreads();  // waits_as_often_as_its_number: __syncthreads() that not all threads of the block reach
     y[threadIdx.x] = 1;
 }
-PROGRAM(waits_as_often_as_its_number) {
-    Arrays a;
-    waits_as_often_as_its_number<<<1, 64>>>(a.y);
-}
+RUN(waits_as_often_as_its_number, 1, 64, a.y)
 
 __global__ void shuffles_in_a_branch(float* y, const float* x) {
     float value = x[threadIdx.x];
@@ -54,37 +42,25 @@ __global__ void shuffles_in_a_branch(float* y, const float* x) {
     __syncthreads();
     y[threadIdx.x] = value;
 }
-PROGRAM(shuffles_in_a_branch) {
-    Arrays a;
-    shuffles_in_a_branch<<<1, 32>>>(a.y, a.x);
-}
+RUN(shuffles_in_a_branch, 1, 32, a.y, a.x)
 
 __global__ void is_not_in_its_mask(float* y, const float* x) {
     y[threadIdx.x] = __shfl_sync(0x0000FFFF, x[threadIdx.x], 0);  // is_not_in_its_mask: wrong mask
 }
-PROGRAM(is_not_in_its_mask) {
-    Arrays a;
-    is_not_in_its_mask<<<1, 32>>>(a.y, a.x);
-}
+RUN(is_not_in_its_mask, 1, 32, a.y, a.x)
 
 __global__ void reads_a_lane_outside(float* y, const float* x) {
     if (threadIdx.x < 16)
         y[threadIdx.x] = __shfl_down_sync(0x0000FFFF, x[threadIdx.x], 8);  // reads_a_lane_outside: wrong mask
 }
-PROGRAM(reads_a_lane_outside) {
-    Arrays a;
-    reads_a_lane_outside<<<1, 32>>>(a.y, a.x);
-}
+RUN(reads_a_lane_outside, 1, 32, a.y, a.x)
 
 __global__ void gives_two_masks(float* y, const float* x) {
     const unsigned mask = threadIdx.x < 16 ? 0xFFFFFFFF : 0xFFFF0000;
     y[threadIdx.x] = __shfl_xor_sync(mask, x[threadIdx.x], 1);  // gives_two_masks: deadlock
     __syncthreads();
 }
-PROGRAM(gives_two_masks) {
-    Arrays a;
-    gives_two_masks<<<1, 32>>>(a.y, a.x);
-}
+RUN(gives_two_masks, 1, 32, a.y, a.x)
 
 __global__ void right_reduction(float* y, const float* x) {
     float value = x[threadIdx.x] + 1;
@@ -92,29 +68,20 @@ __global__ void right_reduction(float* y, const float* x) {
     if (threadIdx.x % 32 < 8) value = __shfl_sync(0xFF, value, 0, 8);
     if (__any_sync(0xFFFFFFFF, threadIdx.x == 0)) y[threadIdx.x] = value;
 }
-PROGRAM(right_reduction) {
-    Arrays a;
-    right_reduction<<<1, 64>>>(a.y, a.x);
-}
+RUN(right_reduction, 1, 64, a.y, a.x)
 
 __global__ void right_counts(int* y) {
     const int even = __syncthreads_count(threadIdx.x % 2 == 0);
     const int all = __syncthreads_and(threadIdx.x < 64), none = __syncthreads_or(threadIdx.x > 63);
     y[threadIdx.x] = even + all + none;
 }
-PROGRAM(right_counts) {
-    Arrays a;
-    right_counts<<<1, 64>>>((int*)a.y);
-}
+RUN(right_counts, 1, 64, (int*)a.y)
 
 __global__ void votes_in_a_branch(unsigned* y) {
     if (threadIdx.x < 16)
         y[threadIdx.x] = __ballot_sync(0x0000FF00, threadIdx.x > 3);  // votes_in_a_branch: wrong mask
 }
-PROGRAM(votes_in_a_branch) {
-    Arrays a;
-    votes_in_a_branch<<<1, 32>>>((unsigned*)a.y);
-}
+RUN(votes_in_a_branch, 1, 32, (unsigned*)a.y)
 
 __global__ void waits_without_itself(float* y, const float* x) {
     __shared__ float tile[32];
@@ -122,10 +89,7 @@ __global__ void waits_without_itself(float* y, const float* x) {
     __syncwarp(0xFFFF);  // waits_without_itself: wrong mask
     y[threadIdx.x] = tile[threadIdx.x];
 }
-PROGRAM(waits_without_itself) {
-    Arrays a;
-    waits_without_itself<<<1, 32>>>(a.y, a.x);
-}
+RUN(waits_without_itself, 1, 32, a.y, a.x)
 
 __global__ void shuffles_from_ended_lanes(float* y, const float* x, int n) {
     if (threadIdx.x >= n) return;
@@ -134,10 +98,7 @@ __global__ void shuffles_from_ended_lanes(float* y, const float* x, int n) {
         value += __shfl_down_sync(0xFFFFFFFF, value, by);  // shuffles_from_ended_lanes: wrong mask
     if (!threadIdx.x) y[0] = value;
 }
-PROGRAM(shuffles_from_ended_lanes) {
-    Arrays a;
-    shuffles_from_ended_lanes<<<1, 32>>>(a.y, a.x, 20);
-}
+RUN(shuffles_from_ended_lanes, 1, 32, a.y, a.x, 20)
 
 // The warp's second half waits for its block, and the first for the second.
 __global__ void waits_for_warp_and_block(float* y, const float* x) {
@@ -146,10 +107,7 @@ __global__ void waits_for_warp_and_block(float* y, const float* x) {
     __syncthreads();
     y[threadIdx.x] = x[threadIdx.x];
 }
-PROGRAM(waits_for_warp_and_block) {
-    Arrays a;
-    waits_for_warp_and_block<<<1, 64>>>(a.y, a.x);
-}
+RUN(waits_for_warp_and_block, 1, 64, a.y, a.x)
 
 __global__ void waits_for_no_one(float* y, volatile int* flag) {
     if (!threadIdx.x)
@@ -157,19 +115,13 @@ __global__ void waits_for_no_one(float* y, volatile int* flag) {
     __syncthreads();
     y[threadIdx.x] = 1;
 }
-PROGRAM(waits_for_no_one) {
-    Arrays a;
-    waits_for_no_one<<<1, 32>>>(a.y, (volatile int*)a.x);
-}
+RUN(waits_for_no_one, 1, 32, a.y, (volatile int*)a.x)
 
 __global__ void never_unlocks(float* y, int* lock) {
     while (atomicCAS(lock, 0, 1)) {}  // never_unlocks: deadlock
     y[0] = threadIdx.x;
 }
-PROGRAM(never_unlocks) {
-    Arrays a;
-    never_unlocks<<<1, 32>>>(a.y, (int*)a.x);
-}
+RUN(never_unlocks, 1, 32, a.y, (int*)a.x)
 
 // As many arrive as there are threads, but the count is for blocks.
 __global__ void waits_for_more_than_come(int* arrived) {
@@ -177,10 +129,7 @@ __global__ void waits_for_more_than_come(int* arrived) {
     atomicAdd(arrived, 1);
     while (atomicAdd(arrived, 0) < blockDim.x) {}  // waits_for_more_than_come: deadlock
 }
-PROGRAM(waits_for_more_than_come) {
-    Arrays a;
-    waits_for_more_than_come<<<2, 32>>>((int*)a.x);
-}
+RUN(waits_for_more_than_come, 2, 32, (int*)a.x)
 
 // The order of a lock depends on arrival: all threads get their turn.
 __global__ void right_lock(float* sum, int* lock) {
@@ -190,10 +139,7 @@ __global__ void right_lock(float* sum, int* lock) {
     __threadfence();
     atomicExch(lock, 0);
 }
-PROGRAM(right_lock) {
-    Arrays a;
-    right_lock<<<4, 32>>>(a.x, (int*)a.x + 1);
-}
+RUN(right_lock, 4, 32, a.x, (int*)a.x + 1)
 
 // The first wait is for the last thread.
 __global__ void right_turns(int* turn) {
@@ -201,10 +147,7 @@ __global__ void right_turns(int* turn) {
     while (atomicAdd(turn, 0) != own) {}
     atomicAdd(turn, 1);
 }
-PROGRAM(right_turns) {
-    Arrays a;
-    right_turns<<<1, 64>>>((int*)a.x);
-}
+RUN(right_turns, 1, 64, (int*)a.x)
 
 __global__ void right_branch_of_a_block(float* y, const float* x) {
     __shared__ float tile[64];
@@ -214,10 +157,7 @@ __global__ void right_branch_of_a_block(float* y, const float* x) {
         y[threadIdx.x] = tile[63 - threadIdx.x];
     }
 }
-PROGRAM(right_branch_of_a_block) {
-    Arrays a;
-    right_branch_of_a_block<<<2, 64>>>(a.y, a.x);
-}
+RUN(right_branch_of_a_block, 2, 64, a.y, a.x)
 
 __global__ void right_half_a_warp(float* y, const float* x) {
     float value = x[threadIdx.x];
@@ -225,20 +165,14 @@ __global__ void right_half_a_warp(float* y, const float* x) {
     if (threadIdx.x % 2) value += __shfl_xor_sync(mask, value, 2);
     y[threadIdx.x] = value;
 }
-PROGRAM(right_half_a_warp) {
-    Arrays a;
-    right_half_a_warp<<<1, 64>>>(a.y, a.x);
-}
+RUN(right_half_a_warp, 1, 64, a.y, a.x)
 
 // Whole warps end before the other warps' warp functions.
 __global__ void right_early_end(float* y, const float* x, int n) {
     if (threadIdx.x >= n) return;
     y[threadIdx.x] = __shfl_xor_sync(0xFFFFFFFF, x[threadIdx.x], 16);
 }
-PROGRAM(right_early_end) {
-    Arrays a;
-    right_early_end<<<1, 96>>>(a.y, a.x, 64);
-}
+RUN(right_early_end, 1, 96, a.y, a.x, 64)
 
 // CUDA C++ Programming Guide, "Warp Vote Functions": active threads elect one.
 __global__ void right_active_lanes(int* count, int* y) {
@@ -252,7 +186,4 @@ __global__ void right_active_lanes(int* count, int* y) {
     // One atomic function for each warp.
     if (!threadIdx.x) assert(__popc(mask) == 11);
 }
-PROGRAM(right_active_lanes) {
-    Arrays a;
-    right_active_lanes<<<1, 64>>>((int*)a.x, (int*)a.y);
-}
+RUN(right_active_lanes, 1, 64, (int*)a.x, (int*)a.y)
