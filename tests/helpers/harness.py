@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+import itertools
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 from studies import guarded
 
 from ece408_op import settings
 from ece408_op.backends import Backend
-from ece408_op.backends.cpu import native
-from ece408_op.backends.cpu.reference import ReferenceBackend
 from ece408_op.bench import oracle
 from ece408_op.problem import ConvProblem
+
+DIRECTIONS = ("forward", "backward_data", "backward_weight", "backward_bias")
+# Whether a call accumulates, and the side of its arrays on which memory is forbidden.
+WAYS = ((False, "start"), (True, "end"))
 
 
 def integers(rng: np.random.Generator, shape: tuple[int, ...], dtype: str) -> np.ndarray:
@@ -29,10 +32,35 @@ def inputs(
     return x, w, integers(rng, problem.bias_shape, problem.dtype) if problem.bias else None
 
 
-def real_inputs(problem: ConvProblem, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
-    """Return normally distributed x and w in float32."""
-    x, w = (rng.standard_normal(shape) for shape in (problem.x_shape, problem.w_shape))
-    return x.astype("float32"), w.astype("float32")
+def placed(side: str, *arrays: np.ndarray | None) -> list[np.ndarray | None]:
+    """Return copies that are beside forbidden memory and may not be written."""
+    return [None if a is None else guarded.place(a, side, read_only=True) for a in arrays]
+
+
+def run(
+    backend: Backend,
+    problem: ConvProblem,
+    direction: str,
+    arrays: Sequence[np.ndarray | None],
+    onto: np.ndarray | None = None,
+    side: str = "end",
+) -> np.ndarray:
+    """Run one direction on x, w, bias and dy; the output holds NaN first or, if accumulating,
+    `onto`."""
+    x, w, bias, dy = (None if a is None else a.ctypes.data for a in arrays)
+    shapes = (problem.y_shape, problem.x_shape, problem.w_shape, problem.bias_shape)
+    poison = np.full(dict(zip(DIRECTIONS, shapes))[direction], np.nan, problem.dtype)
+    out, add = guarded.place(poison if onto is None else onto, side), onto is not None
+    to = out.ctypes.data
+    if direction == "forward":
+        backend.forward(problem, x, w, bias, to, add)  # type: ignore[arg-type]
+    elif direction == "backward_data":
+        backend.backward_data(problem, w, dy, to, add)  # type: ignore[arg-type]
+    else:
+        outputs = (to, None) if direction == "backward_weight" else (None, to)
+        backend.backward_weight(problem, x, dy, *outputs, add, add)  # type: ignore[arg-type]
+    assert guarded.canary_intact(out, side)
+    return out
 
 
 def forward(
@@ -45,91 +73,29 @@ def forward(
     side: str = "end",
 ) -> np.ndarray:
     """Compute y onto NaN or, if accumulating, onto a copy of `onto`."""
-    places = [
-        None if array is None else guarded.place(array, side, read_only=True)
-        for array in (x, w, bias)
-    ]
-    poison = np.full(problem.y_shape, np.nan, problem.dtype)
-    y = guarded.place(poison if onto is None else onto, side)
-    px, pw, pb = (None if a is None else a.ctypes.data for a in places)
-    assert px is not None
-    assert pw is not None
-    backend.forward(problem, px, pw, pb, y.ctypes.data, onto is not None)
-    assert guarded.canary_intact(y, side)
-    return y
-
-
-def backward_data(
-    backend: Backend,
-    problem: ConvProblem,
-    w: np.ndarray,
-    dy: np.ndarray,
-    onto: np.ndarray | None = None,
-    side: str = "end",
-) -> np.ndarray:
-    """Compute dx onto NaN or, if accumulating, onto a copy of `onto`."""
-    pw, pdy = (guarded.place(array, side, read_only=True) for array in (w, dy))
-    poison = np.full(problem.x_shape, np.nan, problem.dtype)
-    dx = guarded.place(poison if onto is None else onto, side)
-    backend.backward_data(
-        problem, pw.ctypes.data, pdy.ctypes.data, dx.ctypes.data, onto is not None
-    )
-    assert guarded.canary_intact(dx, side)
-    return dx
+    arrays = [*placed(side, x, w, bias), None]
+    return run(backend, problem, "forward", arrays, onto, side)
 
 
 def check_exact(
     backend: Backend,
     problem: ConvProblem,
     rng: np.random.Generator,
-    accumulate: bool = False,
-    side: str = "end",
-    gradient: bool = True,
+    isas: Iterable[str],
+    ways: Iterable[tuple[bool, str]] = WAYS,
+    directions: Iterable[str] = DIRECTIONS,
 ) -> None:
-    """Check the forward pass and, by default, the gradient for x, on whole numbers."""
+    """Check directions on instruction sets for whole numbers."""
     x, w, bias = inputs(problem, rng)
-    dy = integers(rng, problem.y_shape, "float32")
-    onto_y, onto_x = (
-        integers(rng, shape, "float32") if accumulate else None
-        for shape in (problem.y_shape, problem.x_shape)
-    )
-    expected = oracle.forward(problem, x, w, bias) + (0 if onto_y is None else onto_y)
-    found = forward(backend, problem, x, w, bias, onto_y, side)
-    np.testing.assert_array_equal(found, expected, err_msg=f"forward {problem}")
-    if gradient:
-        expected = oracle.backward_data(problem, w, dy) + (0 if onto_x is None else onto_x)
-        found = backward_data(backend, problem, w, dy, onto_x, side)
-        np.testing.assert_array_equal(found, expected, err_msg=f"backward {problem}")
-
-
-def check_large_batch(backend: Backend, problem: ConvProblem, rng: np.random.Generator) -> None:
-    """Check the forward pass of a batch that repeats a few images, on every instruction set."""
-    few = replace(problem, batch=7)
-    x, w, bias = inputs(few, rng)
-    expected = np.resize(forward(ReferenceBackend(), few, x, w, bias), problem.y_shape)
-    x = np.resize(x, problem.x_shape)
-    for isa in native.isas():
-        with settings.override(isa=isa):
-            found = forward(backend, problem, x, w, bias, side="start")
-        assert np.array_equal(found, expected), f"{isa} {problem}"
-
-
-def check_threads(
-    backend: Backend, problem: ConvProblem, rng: np.random.Generator, onto: np.ndarray | None = None
-) -> None:
-    """Check that the forward pass is bitwise equal with any number of threads."""
-    x, w = real_inputs(problem, rng)
-    results = []
-    for threads in (1, 2, 3, 7, 16):
-        with settings.override(threads=threads):
-            results.append(forward(backend, problem, x, w, onto=onto))
-    for other in results[1:]:
-        np.testing.assert_array_equal(other, results[0])
-
-
-def error(backend: Backend, problem: ConvProblem, rng: np.random.Generator) -> float:
-    """Return the forward pass's relative L2 error against float64."""
-    x, w = real_inputs(problem, rng)
-    expected = oracle.forward(problem, x, w, None)
-    found = forward(backend, problem, x, w)
-    return float(np.linalg.norm(found - expected) / np.linalg.norm(expected))
+    dy = integers(rng, problem.y_shape, problem.dtype)
+    given = dict(zip(DIRECTIONS, ((x, w, bias), (w, dy), (x, dy), (dy,))))
+    expected = {each: getattr(oracle, each)(problem, *given[each]) for each in directions}
+    for accumulate, side in ways:
+        arrays = placed(side, x, w, bias, dy)
+        for isa, (direction, exact) in itertools.product(isas, expected.items()):
+            onto = integers(rng, exact.shape, problem.dtype) if accumulate else None
+            total = exact if onto is None else exact + onto.astype(np.float64)
+            with settings.override(isa=isa):
+                found = run(backend, problem, direction, arrays, onto, side)
+            case = f"{isa} {direction} {problem}, accumulate={accumulate}, side={side}"
+            np.testing.assert_array_equal(found, total.astype(problem.dtype), err_msg=case)

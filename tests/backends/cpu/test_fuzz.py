@@ -40,6 +40,15 @@ def test_random_problems_at_length():
         *("b2,c3,h12,w20,m9,k4x3,s3x2,p2x2,d1x2", "b2,c3,h9,w10,m5,k9x10,float16"),
         *("b2,c12,h9,w12,m40,k3,p1x1,float16", "b3,c4,h9,w9,m10,k3,s2x2,g2,float64"),
         *("b2,c17,h12,w20,m9,k1,s2x2", "b2,c34,h7,w6,m9,k1x3,p0x1"),
+        *("b1,c26,h12,w24,m2,k5x3", "b1,c26,h9,w24,m2,k4x3", "b1,c26,h14,w24,m40,k3x3,p1x1"),
+        # Row pairs that are not adjacent, with a stride, and of even height.
+        *("b1,c26,h24,w24,m40,k3x3,p2x2,d2x2", "b1,c4,h40,w40,m20,k7x5,s2x2,p3x2"),
+        *("b1,c26,h24,w24,m40,k4x4,p1x1", "b2,c3,h13,w27,m5,k5x3,p1x2", "b2,c3,h13,w27,m5,k3x7"),
+        *(
+            f"b1,c3,h31,w45,m3,k{kernel},{steps},p2x2,g3"
+            for kernel in (3, 5)
+            for steps in ("s1x1", "s2x2", "d2x2", "d3x1")
+        ),
     ],
 )
 def test_infinities_and_nans_are_where_the_textbook_has_them(isa, text, accumulate):
