@@ -24,13 +24,10 @@ PROBLEMS = [ConvProblem.parse(text) for text in ("b3,c2,h9,w12,m4,k3", "b10,c6,h
 # The verdict on each.
 SAYS = {
     "writes_nothing": "nothing is written",
-    "writes_zeros": "everything is 0",
     "works_once": "nothing is written",
     "remembers_pointers": "the result of the call before",
-    "remembers_sizes": "the result of the call before",
     "repeats_the_first_image": "images 1 to 2, the last 2 of 3",
     "samples_pixels": "every 2th row from 1 on",
-    "leaves_work_to_a_thread": "written",
     "half_precision": "real ones are off by",
     "tf32": "real ones are off by",
     "knows_the_course": "nothing is written",
@@ -39,35 +36,22 @@ SAYS = {
     "reads_behind": "reads memory behind or before its arrays",
     "answers_early": "",
     "writes_the_answer_file": "",
-    "reads_its_parent": "the parent is out of reach",
     "kills_its_parent": "the parent lives",
     "hangs": "takes more than 2 s",
     "hangs_while_it_is_loaded": "takes more than 2 s",
-    "forks": "no process",
-    "runs_a_command": "no command",
     "starts_threads": "",
-    "fills_memory": "",
     "fills_the_disk": "",
-    "writes_elsewhere": "no file",
-    "opens_a_socket": "no socket",
     "ends_the_process": "ends the process with exit code 0",
-    "lifts_its_limits": "no limit lifted",
-    "refuses_what_is_hard": "it is refused: not mine",
     "names_an_error": "",
-    "answers_ahead": "",
     "nests_its_answer": "writes to what is not its own output",
-    "talks_without_end": "writes to what is not its own output",
     "prints_a_verdict": r"\x1b[2J\x1b[H   verdict: right \x1b[8m",
 }
 
 # Detected by the same check as others, too.
 ALIKE = {
-    *("writes_nothing", "writes_zeros", "remembers_sizes", "repeats_the_first_image", "tf32"),
-    *("samples_pixels", "knows_the_course", "leaves_work_to_a_thread", "reads_its_parent"),
-    *("hangs_while_it_is_loaded", "runs_a_command", "starts_threads", "opens_a_socket"),
-    *("nests_its_answer", "prints_a_verdict", "refuses_what_is_hard", "half_precision"),
-    *("writes_the_answer_file", "reads_behind", "answers_ahead", "works_once", "fills_memory"),
-    *("talks_without_end", "forks", "lifts_its_limits", "writes_elsewhere"),
+    *("writes_nothing", "repeats_the_first_image", "tf32", "samples_pixels", "knows_the_course"),
+    *("hangs_while_it_is_loaded", "starts_threads", "nests_its_answer", "prints_a_verdict"),
+    *("half_precision", "writes_the_answer_file", "reads_behind", "works_once"),
 }
 
 # Right as long as they are only checked: the verdict of timing.
@@ -76,9 +60,6 @@ BESIDE_CHECKS = {
     "skips_images_when_it_is_timed": "wrong; ece408 lab check says more",
 }
 LARGE = ConvProblem.parse("b60,c6,h40,w40,m16,k5")
-
-# If the machine cannot prevent writes to files, these succeed.
-FILES = ("fills_the_disk", "writes_elsewhere")
 
 
 @pytest.fixture(scope="module")
@@ -101,7 +82,8 @@ def test_every_cheat_is_tried():
     [name if name not in ALIKE else pytest.param(name, marks=pytest.mark.slow) for name in SAYS],
 )
 def test_a_cheat_is_found(name, kept, lacking):
-    if any(each.startswith("files" if name in FILES else "network") for each in lacking):
+    # If the machine cannot prevent writes to files, it succeeds.
+    if any(each.startswith("files" if name == "fills_the_disk" else "network") for each in lacking):
         pytest.skip("; ".join(lacking))
     with settings.override(cache=kept):
         file = kernel_file.find(str(CHEATS / f"{name}.cc"))

@@ -40,7 +40,6 @@ def test_every_contender_is_timed_on_every_layer(kept, tmp_path):
     [
         ("works_once", "parts of the output are not written"),
         ("remembers_pointers", "is wrong"),
-        pytest.param("remembers_sizes", "is wrong", marks=pytest.mark.slow),
         pytest.param("half_precision", "is wrong", marks=pytest.mark.slow),
         ("ends_the_process", "ends the process with exit code 0"),
     ],

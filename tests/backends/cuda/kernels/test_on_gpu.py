@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -15,10 +14,29 @@ from ece408_op.bench import checker, cuda_timer, gpu_arrays, oracle
 from ece408_op.bench.checker import Case
 from ece408_op.bench.compiling import compile_all
 from ece408_op.bench.shapes import SHAPES
+from ece408_op.files.resources import kernels_dir
 from ece408_op.problem import ConvProblem
 
 pytestmark = pytest.mark.gpu
-WRONG = sorted((Path(__file__).parent / "wrong_kernels").glob("*.cu"))
+# A fault, by the part of 1_naive.cu that another text replaces.
+WRONG = {
+    "c < channels": "c < (channels > 1 ? channels - 1 : 1)",
+    "+ p) * kernel_w + q]": "+ kernel_h - 1 - p) * kernel_w + kernel_w - 1 - q]",
+    "* height + i + p) * width + j": "* width + i + p) * height + j",
+    "float sum = 0": "float sum = y[index]",
+    "sum += x": "sum = __half2float(__float2half(sum)) + x",
+    "index >= (unsigned)": "index > (unsigned)",
+    "float sum = 0;": "if (j == out_w - 1) return;\n    float sum = 0;",
+}
+
+
+def _wrong(folder, part):
+    naive = catalog.get("1_naive")
+    text = (kernels_dir() / "cuda" / naive.source).read_text()
+    assert part in text
+    path = folder / "wrong.cu"
+    path.write_text("#include <cuda_fp16.h>\n" + text.replace(part, WRONG[part]))
+    return dataclasses.replace(naive, source=str(path))
 
 
 @pytest.mark.parametrize("kernel", catalog.KERNELS, ids=lambda kernel: kernel.name)
@@ -51,9 +69,9 @@ def test_all_tiles_compute_the_same(gpu, kernel):
     assert not [failure for failure in failures if failure[2] is not None]
 
 
-@pytest.mark.parametrize("source", WRONG, ids=lambda path: path.stem)
-def test_wrong_kernels_are_rejected(gpu, source):
-    wrong = dataclasses.replace(catalog.get("1_naive"), source=str(source))
+@pytest.mark.parametrize("part", WRONG)
+def test_wrong_kernels_are_rejected(gpu, tmp_path, part):
+    wrong = _wrong(tmp_path, part)
     # No bias: an incorrect kernel may ignore it, but should fail for its own fault.
     problem = ConvProblem.parse("b3,c2,h9,w14,m5,k3x4")
     failure = checker.exact_failure(gpu, Case(wrong, problem))
@@ -61,9 +79,8 @@ def test_wrong_kernels_are_rejected(gpu, source):
     assert failure is not None or not error <= checker.largest_error(wrong, problem)
 
 
-def test_the_benchmark_checks_what_it_times(gpu):
-    naive = catalog.get("1_naive")
-    wrong = dataclasses.replace(naive, source=str(WRONG[0].with_name("misses_last_column.cu")))
+def test_the_benchmark_checks_what_it_times(gpu, tmp_path):
+    naive, wrong = catalog.get("1_naive"), _wrong(tmp_path, "float sum = 0;")
     with cuda_timer.bench(gpu, ConvProblem.parse("b20,c2,h9,w14,m5,k3x4")) as bench:
         right, refused = bench.time(naive, 5), bench.time(wrong, 5)
     assert right.failure is None
