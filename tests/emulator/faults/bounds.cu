@@ -38,17 +38,6 @@ __global__ void forgets_the_halo(float* y, const float* x) {
 }
 RUN(forgets_the_halo, 1, dim3(16, 16), a.y, a.x)
 
-// Bytes instead of elements.
-__global__ void is_given_too_little(float* y, int n) {
-    if (threadIdx.x < n) y[threadIdx.x] = 1;  // is_given_too_little: writes out of bounds
-}
-PROGRAM(is_given_too_little) {
-    float* y;
-    cudaMalloc(&y, 64);
-    is_given_too_little<<<1, 64>>>(y, 64);
-    cudaFree(y);
-}
-
 __global__ void takes_more_dynamic_memory(float* y) {
     extern __shared__ float tile[];
     tile[threadIdx.x] = 1;  // takes_more_dynamic_memory: writes out of bounds
@@ -59,14 +48,6 @@ PROGRAM(takes_more_dynamic_memory) {
     Arrays a;
     takes_more_dynamic_memory<<<1, 64, 63 * sizeof(float)>>>(a.y);
 }
-
-__global__ void goes_beyond_a_tile(float* y) {
-    __shared__ float tile[32];
-    tile[threadIdx.x] = 0;
-    __syncthreads();
-    y[threadIdx.x] = tile[threadIdx.x + 1];  // goes_beyond_a_tile: index beyond an array
-}
-RUN(goes_beyond_a_tile, 1, 32, a.y)
 
 __global__ void goes_beyond_a_row(float* y) {
     __shared__ float tile[8][8];
@@ -134,12 +115,6 @@ PROGRAM(right_with_guards) {
     right_with_guards<<<2, 128>>>(a.y, a.x, 250);
 }
 
-__global__ void is_not_aligned_in_its_row(float* y, const float* x) {
-    const float2 two = *reinterpret_cast<const float2*>(x + threadIdx.x * 15);  // is_not_aligned_in_its_row: misaligned access
-    y[threadIdx.x] = two.x + two.y;
-}
-RUN(is_not_aligned_in_its_row, 1, 8, a.y, a.x)
-
 __global__ void is_not_aligned_in_its_tile(float* y, const float* x) {
     __shared__ float tile[64];
     tile[threadIdx.x] = x[threadIdx.x];
@@ -149,13 +124,6 @@ __global__ void is_not_aligned_in_its_tile(float* y, const float* x) {
     y[threadIdx.x] = four.x + four.w;
 }
 RUN(is_not_aligned_in_its_tile, 1, 32, a.y, a.x)
-
-__global__ void sums_halves(float* y, const half* x, int n) {
-    float sum = 0;
-    for (int i = threadIdx.x; i <= n; i += blockDim.x) sum += __half2float(x[i]);  // sums_halves: reads out of bounds
-    y[threadIdx.x] = sum;
-}
-RUN(sums_halves, 1, 32, a.y, (const half*)a.x, 2 * a.COUNT)
 
 // Halves of an odd number in pairs.
 __global__ void takes_pairs_of_halves(float* y, const half2* x, int n) {
@@ -176,34 +144,12 @@ __global__ void takes_a_pair_between_pairs(float* y, const half* x) {
 }
 RUN(takes_a_pair_between_pairs, 1, 32, a.y, (const half*)a.x)
 
-__global__ void sums_pairs_beyond_its_tile(float* y, const float* x) {
-    __shared__ float tile[64];
-    tile[threadIdx.x] = x[threadIdx.x];
-    __syncthreads();
-    const float other = tile[threadIdx.x + 32];  // sums_pairs_beyond_its_tile: index beyond an array
-    y[threadIdx.x] = tile[threadIdx.x] + other;
-}
-RUN(sums_pairs_beyond_its_tile, 1, 64, a.y, a.x)
-
 // Offsets that wrap around below 0.
 __global__ void subtracts_from_unsigned(float* y, const float* x) {
     const unsigned before = threadIdx.x - 1;
     y[threadIdx.x] = x[before];  // subtracts_from_unsigned: illegal address
 }
 RUN(subtracts_from_unsigned, 1, 32, a.y, a.x)
-
-__global__ void sums_tiles_of_registers(float* y, const float* x, int n) {
-    float sums[2][4] = {};
-    for (int i = 0; i < n; ++i)
-        for (int j = 0; j < n; ++j) sums[i][j] += x[i * n + j];  // sums_tiles_of_registers: index beyond an array
-    y[threadIdx.x] = sums[0][n - 1] + sums[1][0];
-}
-RUN(sums_tiles_of_registers, 1, 32, a.y, a.x, 3)
-
-__global__ void takes_a_pointer_s_address(float* y, float* const* rows) {
-    y[threadIdx.x] = *rows[0];  // takes_a_pointer_s_address: illegal address
-}
-RUN(takes_a_pointer_s_address, 1, 32, a.y, (float* const*)a.x)
 
 __global__ void right_vectors(float* y, const float* x, int n) {
     const int i = threadIdx.x;

@@ -55,84 +55,7 @@ __global__ void counts_channels_from_one(float* y, const float* x, const float* 
 }
 CONVOLUTION(counts_channels_from_one)
 
-__global__ void takes_the_next_filter(float* y, const float* x, const float* f) {
-    OWN;
-    float sum = 0;
-    EACH_TAP sum += X(b, c, h + p, w + q) * F(m + 1, c, p, q);  // takes_the_next_filter: reads out of bounds
-    Y(b, m, h, w) = sum;
-}
-CONVOLUTION(takes_the_next_filter)
-
-__global__ void has_a_row_of_taps_too_many(float* y, const float* x, const float* f) {
-    OWN;
-    float sum = 0;
-    for (int p = 0; p <= K; ++p) sum += X(b, C - 1, h + p, w);  // has_a_row_of_taps_too_many: reads out of bounds
-    Y(b, m, h, w) = sum;
-}
-CONVOLUTION(has_a_row_of_taps_too_many)
-
-__global__ void has_a_column_of_taps_too_many(float* y, const float* x, const float* f) {
-    OWN;
-    float sum = 0;
-    for (int q = 0; q <= K; ++q) sum += X(b, C - 1, h + 2, w + q);  // has_a_column_of_taps_too_many: reads out of bounds
-    Y(b, m, h, w) = sum;
-}
-CONVOLUTION(has_a_column_of_taps_too_many)
-
-__global__ void has_a_weight_too_many(float* y, const float* x, const float* f) {
-    OWN;
-    float sum = 0;
-    for (int i = 0; i <= C * K * K; ++i) sum += f[m * C * K * K + i];  // has_a_weight_too_many: reads out of bounds
-    Y(b, m, h, w) = sum;
-}
-CONVOLUTION(has_a_weight_too_many)
-
-__global__ void counts_filters_from_one(float* y, const float* x, const float* f) {
-    OWN;
-    Y(b, m + 1, h, w) = X(b, 0, h, w);  // counts_filters_from_one: writes out of bounds
-}
-CONVOLUTION(counts_filters_from_one)
-
-__global__ void writes_a_row_above(float* y, const float* x, const float* f) {
-    OWN;
-    Y(b, m, h - 1, w) = X(b, 0, h, w);  // writes_a_row_above: writes out of bounds
-}
-CONVOLUTION(writes_a_row_above)
-
-__global__ void pads_without_a_guard(float* y, const float* x, const float* f) {
-    OWN;
-    float sum = 0;
-    EACH_TAP sum += X(b, c, h + p - 1, w + q - 1) * F(m, c, p, q);  // pads_without_a_guard: reads out of bounds
-    Y(b, m, h, w) = sum;
-}
-CONVOLUTION(pads_without_a_guard)
-
-__global__ void guards_the_rows_only(float* y, const float* x, const float* f) {
-    OWN;
-    float sum = 0;
-    EACH_TAP {
-        const int row = h + p - 1, column = w + q - 1;
-        if (row >= 0 && row < H) sum += X(b, c, row, column);  // guards_the_rows_only: reads out of bounds
-    }
-    Y(b, m, h, w) = sum;
-}
-CONVOLUTION(guards_the_rows_only)
-
 // --- Strides and guards.
-
-__global__ void takes_the_width_for_the_height(float* y, const float* x, const float* f) {
-    OWN;
-    float sum = 0;
-    EACH_TAP sum += x[((b * C + c) * W + h + p) * W + w + q];  // takes_the_width_for_the_height: reads out of bounds
-    Y(b, m, h, w) = sum;
-}
-CONVOLUTION(takes_the_width_for_the_height)
-
-__global__ void writes_with_the_input_s_stride(float* y, const float* x, const float* f) {
-    OWN;
-    y[((b * M + m) * H + h) * W + w] = X(b, 0, h, w);  // writes_with_the_input_s_stride: writes out of bounds
-}
-CONVOLUTION(writes_with_the_input_s_stride)
 
 __global__ void takes_its_height_for_the_width(float* y, const float* x, const float* f) {
     OWN;
@@ -146,27 +69,12 @@ __global__ void takes_channels_for_filters(float* y, const float* x, const float
 }
 CONVOLUTION(takes_channels_for_filters)
 
-__global__ void takes_filters_for_channels(float* y, const float* x, const float* f) {
-    OWN;
-    float sum = 0;
-    EACH_TAP sum += F(m, c, p, q) * x[((b * M + c) * H + h + p) * W + w + q];  // takes_filters_for_channels: reads out of bounds
-    Y(b, m, h, w) = sum;
-}
-CONVOLUTION(takes_filters_for_channels)
-
 __global__ void guards_the_wrong_dimension(float* y, const float* x, const float* f) {
     OWN;
     if (h < OW && w < OH)
         Y(b, m, h, w) = X(b, 0, h, w);  // guards_the_wrong_dimension: writes out of bounds
 }
 RUN_LAYER(guards_the_wrong_dimension, dim3(B, M), dim3(16, 16), a.y, a.x, a.f)
-
-__global__ void guards_with_the_input_s_size(float* y, const float* x, const float* f) {
-    OWN;
-    if (h < H && w < W)
-        Y(b, m, h, w) = X(b, 0, h, w);  // guards_with_the_input_s_size: writes out of bounds
-}
-RUN_LAYER(guards_with_the_input_s_size, dim3(B, M), dim3(16, 16), a.y, a.x, a.f)
 
 // --- Launches that omit elements, which stay uninitialised.
 
@@ -179,18 +87,13 @@ __global__ void fill(float* y, const float* x) {
 __global__ void relu(float* y) {
     const int i = blockIdx.x * 64 + threadIdx.x;
     if (i < B * M * OH * OW)
-        y[i] = y[i] > 0 ? y[i] : 0;  // divides_and_rounds_down: reads memory that was never written // leaves_the_last_image_out: reads memory that was never written // exchanges_the_grid_s_sizes: reads memory that was never written
+        y[i] = y[i] > 0 ? y[i] : 0;  // divides_and_rounds_down: reads memory that was never written // exchanges_the_grid_s_sizes: reads memory that was never written
 }
 static void relu_of(float* y) { relu<<<(B * M * OH * OW + 63) / 64, 64>>>(y); }
 
 PROGRAM(divides_and_rounds_down) {
     Layer a;
     fill<<<dim3(OW / 8, OH / 4, B * M), dim3(8, 4)>>>(a.y, a.x);
-    relu_of(a.y);
-}
-PROGRAM(leaves_the_last_image_out) {
-    Layer a;
-    fill<<<dim3((OW + 7) / 8, (OH + 3) / 4, (B - 1) * M), dim3(8, 4)>>>(a.y, a.x);
     relu_of(a.y);
 }
 PROGRAM(exchanges_the_grid_s_sizes) {
@@ -247,15 +150,6 @@ __global__ void has_too_small_a_halo(float* y, const float* x, const float* f) {
 }
 TILES(has_too_small_a_halo, 0)
 
-__global__ void exchanges_rows_and_columns(float* y, const float* x, const float* f) {
-    __shared__ float tile[OH][OW];
-    OWN;
-    tile[w][h] = X(b, 0, h, w);  // exchanges_rows_and_columns: index beyond an array
-    __syncthreads();
-    Y(b, m, h, w) = F(m, 0, 0, 0);
-}
-CONVOLUTION(exchanges_rows_and_columns)
-
 // Bytes for the tile, but none for its halo.
 __global__ void is_launched_with_too_few_bytes(float* y, const float* x, const float* f) {
     extern __shared__ float dynamic[];
@@ -265,16 +159,6 @@ __global__ void is_launched_with_too_few_bytes(float* y, const float* x, const f
     if (h < OH && w < OW) Y(b, 0, h, w) = dynamic[ty * SIDE + tx];  // is_launched_with_too_few_bytes: reads out of bounds
 }
 TILES(is_launched_with_too_few_bytes, TILE * TILE * sizeof(float))
-
-// Elements instead of bytes.
-__global__ void is_launched_with_elements(float* y, const float* x, const float* f) {
-    extern __shared__ float dynamic[];
-    TILED;
-    FILL(dynamic, 0);  // is_launched_with_elements: writes out of bounds
-    __syncthreads();
-    if (h < OH && w < OW) Y(b, 0, h, w) = dynamic[ty * SIDE + tx];  // is_launched_with_elements: reads out of bounds
-}
-TILES(is_launched_with_elements, SIDE * SIDE)
 
 __global__ void leaves_the_corner_out(float* y, const float* x, const float* f) {
     __shared__ float tile[SIDE * SIDE];
@@ -290,18 +174,6 @@ __global__ void leaves_the_corner_out(float* y, const float* x, const float* f) 
     if (h < OH && w < OW) Y(b, 0, h, w) = sum;
 }
 TILES(leaves_the_corner_out, 0)
-
-__global__ void loads_in_the_image_only(float* y, const float* x, const float* f) {
-    __shared__ float tile[TILE * TILE];
-    TILED;
-    if (h < H && w < W) tile[ty * TILE + tx] = X(b, 0, h, w);
-    __syncthreads();
-    float sum = 0;
-    for (int i = 0; i < TILE; ++i)
-        sum += tile[i * TILE + tx];  // loads_in_the_image_only: reads memory that was never written
-    if (h < OH && w < OW) Y(b, 0, h, w) = sum;
-}
-TILES(loads_in_the_image_only, 0)
 
 __global__ void uses_its_tile_at_once(float* y, const float* x, const float* f) {
     __shared__ float tile[SIDE * SIDE];
@@ -328,15 +200,6 @@ __global__ void loads_the_next_channel_too_soon(float* y, const float* x, const 
 }
 TILES(loads_the_next_channel_too_soon, 0)
 
-// Weights that one thread loads for all.
-__global__ void takes_weights_too_soon(float* y, const float* x, const float* f) {
-    __shared__ float weight;
-    OWN;
-    if (!h && !w) weight = F(m, 0, 0, 0);  // takes_weights_too_soon: race between threads of a block
-    Y(b, m, h, w) = weight * X(b, 0, h, w);  // takes_weights_too_soon: race between threads of a block // takes_weights_too_soon: reads memory that was never written
-}
-CONVOLUTION(takes_weights_too_soon)
-
 __global__ void waits_inside_the_output_only(float* y, const float* x, const float* f) {
     __shared__ float tile[SIDE * SIDE];
     TILED;
@@ -362,28 +225,6 @@ __global__ void returns_outside_the_output(float* y, const float* x, const float
     Y(b, 0, h, w) = sum;
 }
 TILES(returns_outside_the_output, 0)
-
-// Three channels for two groups of threads.
-__global__ void shares_channels_unequally(float* y, const float* x) {
-    float sum = 0;
-    for (int c = threadIdx.y; c < C; c += 2) {
-        sum += X(0, c, 0, threadIdx.x);
-        __syncthreads();  // shares_channels_unequally: __syncthreads() that not all threads of the block reach
-    }
-    y[threadIdx.y * OW + threadIdx.x] = sum;
-}
-RUN_LAYER(shares_channels_unequally, 1, dim3(OW, 2), a.y, a.x)
-
-__global__ void leaves_its_loop_early(float* y, const float* x) {
-    float sum = 0;
-    for (int c = 0; c < C; ++c) {
-        if (c == 2 && threadIdx.x >= 8) break;
-        __syncthreads();  // leaves_its_loop_early: __syncthreads() that not all threads of the block reach
-        sum += X(0, c, 0, threadIdx.x);
-    }
-    y[threadIdx.x] = sum;
-}
-RUN_LAYER(leaves_its_loop_early, 1, OW, a.y, a.x)
 
 // --- Two tiles in turns.
 
@@ -416,57 +257,7 @@ __global__ void fills_the_tile_that_it_reads(float* y, const float* x, const flo
 }
 TILES(fills_the_tile_that_it_reads, 0)
 
-__global__ void reads_the_tile_that_comes_next(float* y, const float* x, const float* f) {
-    __shared__ float tiles[2][SIDE * SIDE];
-    TILED;
-    float sum = 0;
-    FILL(tiles[0], 0);
-    for (int c = 0; c < C; ++c) {
-        __syncthreads();
-        for (int p = 0; p < K; ++p)
-            sum += tiles[(c + 1) % 2][(ty + p) * SIDE + tx + p];  // reads_the_tile_that_comes_next: reads memory that was never written
-        __syncthreads();
-        FILL(tiles[(c + 1) % 2], c);
-    }
-    if (h < OH && w < OW) Y(b, 0, h, w) = sum;
-}
-TILES(reads_the_tile_that_comes_next, 0)
-
 // --- Sums of several blocks.
-
-__global__ void adds_up_channels_of_blocks(float* y, const float* x) {
-    y[threadIdx.x] += X(0, blockIdx.x, 0, threadIdx.x);  // adds_up_channels_of_blocks: race between blocks
-}
-PROGRAM(adds_up_channels_of_blocks) {
-    Layer a;
-    cudaMemset(a.y, 0, OW * sizeof(float));
-    adds_up_channels_of_blocks<<<C, OW>>>(a.y, a.x);
-}
-
-__global__ void begins_a_sum_as_others_add(float* y, const float* x) {
-    const float value = X(0, blockIdx.x, 0, threadIdx.x);
-    if (blockIdx.x)
-        atomicAdd(y + threadIdx.x, value);  // begins_a_sum_as_others_add: race between blocks
-    else
-        y[threadIdx.x] = value;  // begins_a_sum_as_others_add: race between blocks
-}
-PROGRAM(begins_a_sum_as_others_add) {
-    Layer a;
-    cudaMemset(a.y, 0, OW * sizeof(float));
-    begins_a_sum_as_others_add<<<C, OW>>>(a.y, a.x);
-}
-
-__global__ void adds_up_channels_in_what_is_there(float* y, const float* x, const float* f) {
-    OWN;
-    EACH_TAP Y(b, m, h, w) += X(b, c, h + p, w + q);  // adds_up_channels_in_what_is_there: reads memory that was never written
-}
-CONVOLUTION(adds_up_channels_in_what_is_there)
-
-__global__ void adds_atomically_to_what_is_there(float* y, const float* x, const float* f) {
-    OWN;
-    EACH_TAP atomicAdd(&Y(b, m, h, w), X(b, c, h + p, w + q));  // adds_atomically_to_what_is_there: reads memory that was never written
-}
-CONVOLUTION(adds_atomically_to_what_is_there)
 
 __global__ void right_sums_of_channels(float* y, const float* x) {
     atomicAdd(y + threadIdx.x, X(0, blockIdx.x, 0, threadIdx.x));
@@ -522,28 +313,6 @@ __global__ void shares_a_workspace(float* y, const float* x, float* room) {
     y[blockIdx.x * OW + threadIdx.x] = room[OW - 1 - threadIdx.x];  // shares_a_workspace: race between blocks
 }
 RUN_LAYER(shares_a_workspace, B, OW, a.y, a.x, a.f)
-
-// --- Copies of elements instead of bytes.
-
-__global__ void doubles(float* y, const float* x) {
-    y[threadIdx.x] = 2 * x[threadIdx.x];  // copies_elements: reads memory that was never written // clears_elements: reads memory that was never written
-}
-PROGRAM(copies_elements) {
-    Layer a;
-    float *some, host[64] = {};
-    cudaMalloc(&some, sizeof host);
-    cudaMemcpy(some, host, 64, cudaMemcpyHostToDevice);
-    doubles<<<1, 64>>>(a.y, some);
-    cudaFree(some);
-}
-PROGRAM(clears_elements) {
-    Layer a;
-    float* some;
-    cudaMalloc(&some, 64 * sizeof(float));
-    cudaMemset(some, 0, 64);
-    doubles<<<1, 64>>>(a.y, some);
-    cudaFree(some);
-}
 
 // --- Filters in constant memory.
 

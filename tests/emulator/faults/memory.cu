@@ -84,13 +84,6 @@ __global__ void traps(const float* x) {
 }
 RUN(traps, 1, 32, a.x)
 
-__global__ void keeps_its_registers(float* y, const float* x) {
-    __shared__ float sums[32];
-    sums[threadIdx.x] += x[threadIdx.x];  // keeps_its_registers: reads memory that was never written
-    y[threadIdx.x] = sums[threadIdx.x];
-}
-RUN(keeps_its_registers, 1, 32, a.y, a.x)
-
 // One block's tile is not initialised for the next block.
 __global__ void loads_in_the_first_block_only(float* y, const float* x) {
     __shared__ float tile[32];

@@ -38,13 +38,6 @@ __global__ void sums_of_blocks(float* sum, const float* x) {
 }
 RUN(sums_of_blocks, 8, 32, a.x, a.x + 1)
 
-__global__ void writes_the_neighbour_s(float* y) {
-    const int i = blockIdx.x * 32 + threadIdx.x;
-    y[i] = 1;  // writes_the_neighbour_s: race between blocks
-    if (threadIdx.x == 31) y[i + 1] = 2;  // writes_the_neighbour_s: race between blocks
-}
-RUN(writes_the_neighbour_s, 4, 32, a.y)
-
 __global__ void reads_what_blocks_write(float* x) {
     const int i = blockIdx.x * 32 + threadIdx.x;
     const float next = x[(i + 32) % 128];  // reads_what_blocks_write: race between blocks
@@ -117,26 +110,6 @@ __global__ void right_last_block(float* parts, unsigned* done, float* y) {
 }
 RUN(right_last_block, 16, 32, a.y, (unsigned*)a.x, a.x + 1)
 
-__global__ void filters_in_place(float* x) {
-    const float next = x[threadIdx.x + 1];  // filters_in_place: race between threads of a block
-    x[threadIdx.x] = next;  // filters_in_place: race between threads of a block
-}
-RUN(filters_in_place, 1, 128, a.x)
-
-// The tree's guard takes one thread too many.
-__global__ void takes_a_thread_too_many(float* y, const float* x) {
-    __shared__ float tile[128];
-    tile[threadIdx.x] = x[threadIdx.x];
-    tile[threadIdx.x + 64] = 0;
-    for (int by = 32; by; by /= 2) {
-        __syncthreads();
-        if (threadIdx.x <= by)
-            tile[threadIdx.x] += tile[threadIdx.x + by];  // takes_a_thread_too_many: race between threads of a block
-    }
-    if (!threadIdx.x) y[0] = tile[0];
-}
-RUN(takes_a_thread_too_many, 1, 64, a.y, a.x)
-
 __global__ void reads_the_sum_too_soon(float* y, const float* x) {
     __shared__ float sum;
     if (!threadIdx.x) sum = 0;
@@ -145,16 +118,6 @@ __global__ void reads_the_sum_too_soon(float* y, const float* x) {
     y[threadIdx.x] = sum;  // reads_the_sum_too_soon: race between threads of a block
 }
 RUN(reads_the_sum_too_soon, 1, 64, a.y, a.x)
-
-__global__ void counts_without_atomics(int* y, const int* x) {
-    __shared__ int counts[8];
-    if (threadIdx.x < 8) counts[threadIdx.x] = 0;
-    __syncthreads();
-    ++counts[x[threadIdx.x] & 7];  // counts_without_atomics: race between threads of a block
-    __syncthreads();
-    if (threadIdx.x < 8) y[threadIdx.x] = counts[threadIdx.x];
-}
-RUN(counts_without_atomics, 1, 64, (int*)a.y, (const int*)a.x)
 
 __global__ void trusts_volatile(float* y, const float* x) {
     __shared__ float tile[64];
@@ -178,16 +141,6 @@ PROGRAM(clears_what_others_add_to) {
     cudaMemset(a.y, 0, 128);
     clears_what_others_add_to<<<4, 32>>>(a.y, a.x);
 }
-
-__global__ void confuses_grid_and_block(float* y) {
-    y[blockIdx.x * gridDim.x + threadIdx.x] = blockIdx.x;  // confuses_grid_and_block: race between blocks
-}
-RUN(confuses_grid_and_block, 4, 32, a.y)
-
-__global__ void adds_pairs_of_halves(half2* sum, const half2* x) {
-    *sum = __hadd2(*sum, x[threadIdx.x]);  // adds_pairs_of_halves: race between threads of a block
-}
-RUN(adds_pairs_of_halves, 1, 32, (half2*)a.x, (const half2*)a.x + 1)
 
 __global__ void right_one_thread_writes(float* y, const float* x) {
     __shared__ float first;
@@ -298,11 +251,6 @@ PROGRAM(reads_bytes_too_early) {
     cudaMemset(a.y, 0, 64);
     reads_bytes_too_early<<<1, 64>>>((unsigned char*)a.y);
 }
-
-__global__ void counts_in_a_byte(unsigned char* count) {
-    ++*count;  // counts_in_a_byte: race between threads of a block
-}
-RUN(counts_in_a_byte, 1, 64, (unsigned char*)a.x)
 
 __global__ void sums_halves_of_blocks(half* sum) {
     if (!threadIdx.x) *sum = __hadd(*sum, __float2half(1));  // sums_halves_of_blocks: race between blocks

@@ -77,12 +77,6 @@ __global__ void right_counts(int* y) {
 }
 RUN(right_counts, 1, 64, (int*)a.y)
 
-__global__ void votes_in_a_branch(unsigned* y) {
-    if (threadIdx.x < 16)
-        y[threadIdx.x] = __ballot_sync(0x0000FF00, threadIdx.x > 3);  // votes_in_a_branch: wrong mask
-}
-RUN(votes_in_a_branch, 1, 32, (unsigned*)a.y)
-
 __global__ void waits_without_itself(float* y, const float* x) {
     __shared__ float tile[32];
     tile[threadIdx.x] = x[threadIdx.x];
@@ -122,14 +116,6 @@ __global__ void never_unlocks(float* y, int* lock) {
     y[0] = threadIdx.x;
 }
 RUN(never_unlocks, 1, 32, a.y, (int*)a.x)
-
-// As many arrive as there are threads, but the count is for blocks.
-__global__ void waits_for_more_than_come(int* arrived) {
-    if (threadIdx.x) return;
-    atomicAdd(arrived, 1);
-    while (atomicAdd(arrived, 0) < blockDim.x) {}  // waits_for_more_than_come: deadlock
-}
-RUN(waits_for_more_than_come, 2, 32, (int*)a.x)
 
 // The order of a lock depends on arrival: all threads get their turn.
 __global__ void right_lock(float* sum, int* lock) {
