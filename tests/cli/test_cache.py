@@ -25,14 +25,6 @@ def folder(tmp_path, monkeypatch):
     return folder
 
 
-def test_kinds_are_listed_with_size_and_number_of_files(folder):
-    assert cache.entries() == [
-        cache.Entry("resized", folder / "resized", 120, 2),
-        cache.Entry("training", folder / "training", 0, 0),
-    ]
-    assert [entry.kind for entry in cache.entries(["training", "fashion-mnist"])] == ["training"]
-
-
 def test_clear_removes_what_the_package_made_and_nothing_else(folder):
     removed = cache.clear()
     assert [entry.kind for entry in removed] == ["resized", "training"]
@@ -118,8 +110,3 @@ def test_the_command_lists_and_clears(folder, capsys):
     output = capsys.readouterr()
     assert output.out == ""
     assert output.err == f"ece408: nothing to clear in {folder}\n"
-
-
-def test_the_command_refuses_an_unknown_kind(folder, capsys):
-    assert execute(["cache", "clear", "everything"]) == InvalidSetting.exit_code
-    assert "unknown kind of cache content 'everything'; there are: " in capsys.readouterr().err

@@ -45,6 +45,7 @@ def test_who_wants_none_gets_none(variables):
     assert text.startswith("ece408: error: '0' is not a size")
 
 
-def test_doctors_marks_have_colours_on_a_terminal():
-    lines = _on_a_terminal("doctor", TERM="xterm", NO_COLOR="").splitlines()
+def test_doctors_marks_have_colours_on_a_terminal(kept):
+    given = {"TERM": "xterm", "NO_COLOR": "", "ECE408_CACHE": str(kept)}
+    lines = _on_a_terminal("doctor", **given).splitlines()
     assert any(line.startswith("\x1b[32mok\x1b[0m  Python ") for line in lines)

@@ -49,10 +49,6 @@ def test_a_library_of_something_else():
         native.load(Path(mtrand.__file__))
 
 
-def test_baseline_is_always_there():
-    assert native.isas()[-1] == "baseline"
-
-
 def test_status_of_a_missing_array():
     with pytest.raises(InvalidProblem, match="ece408_reference_forward_f32"):
         native.run("reference_forward", PROBLEM, 1, 1, None, None, accumulate=False, threads=1)
@@ -125,15 +121,6 @@ def test_fresh_memory_gets_huge_pages_where_that_is_asked_for(fresh):
     array[1024:] = 1
     assert huge_bytes() >= before + (32 << 20)
     assert (array[:1024] == np.arange(1024)).all()
-
-
-def test_small_arrays_keep_the_pages_that_they_have(fresh):
-    array, huge_bytes = fresh
-    before = huge_bytes()
-    native.ask_for_huge_pages(array.ctypes.data, 1 << 20)
-    array[:] = 1
-    if "[always]" not in _MODES.read_text():
-        assert huge_bytes() == before
 
 
 def test_a_large_output_is_written_to_huge_pages(fresh, rng):

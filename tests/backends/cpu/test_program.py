@@ -300,15 +300,18 @@ def _pooled(x, rows, columns, kind, border):
 
 
 def test_pooling(rng):
-    shapes = [(2, 3, 9, 11), (1, 2, 8, 7), (3, 40, 13, 20)]
-    windows = [(2, 2, 0), (3, 2, 1), (3, 1, 1), (5, 3, 2), (2, 3, 1), (7, 7, 0), (1, 2, 2)]
+    shapes = [(2, 3, 9, 11), (1, 2, 8, 7), (3, 40, 13, 20), (1, 5, 35, 112), (7, 1, 16, 17)]
+    windows = [(2, 2, 0), (3, 2, 1), (3, 1, 1), (5, 3, 2), (2, 3, 1), (7, 7, 0), (1, 2, 2), None]
     for number, (kind, border, apart) in enumerate(itertools.product(Pool, (0, 1), (0, 7))):
-        shape = shapes[number % 3]
-        for which, (kernel, stride, pad) in enumerate(windows):
+        shape = shapes[number % len(shapes)]
+        for which, window in enumerate(windows):
+            # `None` is a window of the whole plane.
+            kernel, stride, pad = window or (shape[2], 1, 0)
+            across = (3, 2, 1) if window else (shape[3] + 2, 3, 1)
             # The last window may begin after the plane.
             axes = [
                 program.Windows(n, (n + 2 * p - k) // s + 1 + which % 2, k, s, p)
-                for n, k, s, p in ((shape[2], kernel, stride, pad), (shape[3], 3, 2, 1))
+                for n, k, s, p in ((shape[2], kernel, stride, pad), (shape[3], *across))
             ]
             x = rng.integers(-50, 50, shape).astype(np.float32)
             if kind == Pool.LARGEST:

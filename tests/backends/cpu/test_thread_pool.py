@@ -148,23 +148,6 @@ def test_a_process_forks_and_ends_with_workers(run_python, openmp, end):
     assert (result.stdout, result.returncode) == ("ok\n", 0), result.stderr
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("openmp", ["", OPENMP], ids=["alone", "openmp"])
-def test_results_stay_right_as_the_machine_becomes_busy(run_python, openmp):
-    """Different threads help each time."""
-    repeat = """
-from busy import busy_processes
-for busy in (0, 2 * os.cpu_count(), 0):
-    with busy_processes(busy):
-        end = time.monotonic() + 0.5
-        while time.monotonic() < end:
-            compute()
-print("ok")
-"""
-    result = run_python(openmp + COMPUTES + repeat)
-    assert (result.stdout, result.returncode) == ("ok\n", 0), result.stderr
-
-
 @pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="needs two cores")
 def test_after_a_pause_openmp_wakes_its_threads_on_other_cores(run_python):
     """The caller tries until they arrive; a thread pinned to a core stays on it."""
