@@ -3,62 +3,30 @@ launch."""
 
 from __future__ import annotations
 
-COURSE_2019 = """
-#ifndef MXNET_OPERATOR_NEW_FORWARD_H_
-#define MXNET_OPERATOR_NEW_FORWARD_H_
-#include <mxnet/base.h>
+from ece408_op.files.resources import kernels_dir
 
-namespace mxnet {
-namespace op {
 
-template <typename cpu, typename DType>
-void forward(mshadow::Tensor<cpu, 4, DType> &y, const mshadow::Tensor<cpu, 4, DType> &x,
-             const mshadow::Tensor<cpu, 4, DType> &k) {
-  const int B = x.shape_[0], M = y.shape_[1], C = x.shape_[1], K = k.shape_[3];
-  CHECK_EQ(y.size(2), x.size(2) - k.size(2) + 1) << "rows";
-  for (int b = 0; b < B; ++b)
-    for (int m = 0; m < M; ++m)
-      for (unsigned h = 0; h < y.shape_[2]; ++h)
-        for (unsigned w = 0; w < y.shape_[3]; ++w) {
-          y[b][m][h][w] = 0;
-          for (int c = 0; c < C; ++c)
-            for (int p = 0; p < K; ++p)
-              for (int q = 0; q < K; ++q)
-                y[b][m][h][w] += x[b][c][h + p][w + q] * k[m][c][p][q];
-        }
-}
+def _starter(name: str, *changes: tuple[str, str]) -> str:
+    """Return the file of this name that a student starts from, with parts replaced."""
+    text = (kernels_dir() / "files" / "starters" / name).read_text()
+    for old, replacement in changes:
+        assert old in text, old
+        text = text.replace(old, replacement)
+    return text
 
-}
-}
-#endif
-"""
 
-_COURSE_2020 = """
-#include "cpu-new-forward.h"
+# A term's check of the caller's sizes, and the changes for strides.
+_CHECK = '    CHECK_EQ(y.size(2), x.size(2) - {0}.size(2) + 1) << "rows";\n    const int {1}'
+_STRIDES = (
+    ("const int K)", "const int K, const int S)"),
+    *((f"{size} - K + 1", f"({size} - K) / S + 1") for size in "HW"),
+    *((" + h + p)", " + h * S + p)"), (" + w + q]", " + w * S + q]")),
+)
+_LETTERS = tuple((each, each[0]) for each in ("Map_out", "Channel", "Batch", "Height", "Width"))
 
-void conv_forward_cpu(float *output, const float *input, const float *mask, const int Batch,
-                      const int Map_out, const int Channel, const int Height, const int Width,
-                      const int K%s) {
-  const int rows = (Height - K) / %s + 1, columns = (Width - K) / %s + 1;
-#define out_4d(b, m, h, w) output[((b * Map_out + m) * rows + h) * columns + w]
-#define in_4d(b, c, h, w) input[((b * Channel + c) * Height + h) * Width + w]
-#define mask_4d(m, c, p, q) mask[((m * Channel + c) * K + p) * K + q]
-#pragma omp parallel for
-  for (int b = 0; b < Batch; ++b)
-    for (int m = 0; m < Map_out; ++m)
-      for (int h = 0; h < rows; ++h)
-        for (int w = 0; w < columns; ++w) {
-          float sum = 0;
-          for (int c = 0; c < Channel; ++c)
-            for (int p = 0; p < K; ++p)
-              for (int q = 0; q < K; ++q)
-                sum += in_4d(b, c, (h * %s + p), (w * %s + q)) * mask_4d(m, c, p, q);
-          out_4d(b, m, h, w) = sum;
-        }
-}
-"""
-COURSE_2020 = _COURSE_2020 % ("", 1, 1, 1, 1)
-WITH_STRIDE = _COURSE_2020 % (", const int S", "S", "S", "S", "S")
+COURSE_2019 = _starter("new-forward.h", ("    const int H_out", _CHECK.format("k", "H_out")))
+COURSE_2020 = _starter("cpu-new-forward.cc")
+WITH_STRIDE = _starter("cpu-new-forward.cc", *_LETTERS, *_STRIDES)
 
 # Texts by file name.
 FORMS = {
@@ -67,116 +35,21 @@ FORMS = {
     "with-stride.cc": WITH_STRIDE,
 }
 
-# Each thread computes elements of one output plane.
-_LOOPS = """
-  const int H_out = (H - K) / S + 1, W_out = (W - K) / S + 1;
-  const int b = blockIdx.x, m = blockIdx.y;
-  for (int i = threadIdx.x; i < H_out * W_out; i += blockDim.x) {
-    const int h = i / W_out * S, w = i % W_out * S;
-    float sum = 0;
-    for (int c = 0; c < C; ++c)
-      for (int p = 0; p < K; ++p)
-        for (int q = 0; q < K; ++q)
-          sum += x[((b * C + c) * H + h + p) * W + w + q] * k[((m * C + c) * K + p) * K + q];
-    y[(b * M + m) * H_out * W_out + i] = sum;
-  }
-"""
-
-CUDA_2019 = (
-    """
-#ifndef MXNET_OPERATOR_NEW_FORWARD_CUH_
-#define MXNET_OPERATOR_NEW_FORWARD_CUH_
-#include <mxnet/base.h>
-
-namespace mxnet {
-namespace op {
-
-__global__ void forward_kernel(float *y, const float *x, const float *k, int M, int C, int H, int W,
-                               int K) {
-  const int S = 1;
-"""
-    + _LOOPS
-    + """}
-
-template <>
-void forward<gpu, float>(mshadow::Tensor<gpu, 4, float> &y, const mshadow::Tensor<gpu, 4, float> &x,
-                         const mshadow::Tensor<gpu, 4, float> &w) {
-  const int B = x.shape_[0], M = y.shape_[1], C = x.shape_[1], K = w.shape_[3];
-  CHECK_EQ(y.size(2), x.size(2) - w.size(2) + 1) << "rows";
-  cudaStream_t s = y.stream_->stream_;
-  forward_kernel<<<dim3(B, M), 256, 0, s>>>(y.dptr_, x.dptr_, w.dptr_, M, C, x.shape_[2],
-                                            x.shape_[3], K);
-  MSHADOW_CUDA_CALL(cudaDeviceSynchronize());
-}
-
-template <typename gpu, typename DType>
-void forward(mshadow::Tensor<gpu, 4, DType> &y, const mshadow::Tensor<gpu, 4, DType> &x,
-             const mshadow::Tensor<gpu, 4, DType> &w) {
-  CHECK_EQ(0, 1) << "floats only";
-}
-
-}
-}
-#endif
-"""
+CUDA_2019 = _starter(
+    "new-forward.cuh",
+    ("    const int pixels", _CHECK.format("w", "pixels")),
+    ("THREADS>>>", "THREADS, 0, y.stream_->stream_>>>"),
 )
-
-_SIZES = "const int Batch, const int Map_out, const int Channel, const int Height, const int Width"
-_CUDA_2020 = (
-    """
-#include "gpu-new-forward.h"
-
-__global__ void conv(float *y, const float *x, const float *k, int M, int C, int H, int W, int K,
-                     int S) {
-"""
-    + _LOOPS
-    + """}
-
-__host__ void GPUInterface::conv_forward_gpu_prolog(
-    const float *host_output, const float *host_input, const float *host_mask,
-    float **device_output_ptr, float **device_input_ptr, float **device_mask_ptr, SIZES, const int K
-    STRIDE_PARAMETER) {
-  const int rows = (Height - K) / STRIDE + 1, columns = (Width - K) / STRIDE + 1;
-  const size_t x = sizeof(float) * Batch * Channel * Height * Width;
-  const size_t k = sizeof(float) * Map_out * Channel * K * K;
-  cudaMalloc(device_output_ptr, sizeof(float) * Batch * Map_out * rows * columns);
-  cudaMalloc(device_input_ptr, x);
-  cudaMalloc(device_mask_ptr, k);
-  cudaMemcpy(*device_input_ptr, host_input, x, cudaMemcpyHostToDevice);
-  cudaMemcpy(*device_mask_ptr, host_mask, k, cudaMemcpyHostToDevice);
-}
-
-__host__ void GPUInterface::conv_forward_gpu(float *device_output, const float *device_input,
-                                             const float *device_mask, SIZES, const int K
-                                             STRIDE_PARAMETER) {
-  conv<<<dim3(Batch, Map_out), 128>>>(device_output, device_input, device_mask, Map_out, Channel,
-                                      Height, Width, K, STRIDE);
-}
-
-__host__ void GPUInterface::conv_forward_gpu_epilog(float *host_output, float *device_output,
-                                                    float *device_input, float *device_mask, SIZES,
-                                                    const int K STRIDE_PARAMETER) {
-  const int rows = (Height - K) / STRIDE + 1, columns = (Width - K) / STRIDE + 1;
-  cudaMemcpy(host_output, device_output, sizeof(float) * Batch * Map_out * rows * columns,
-             cudaMemcpyDeviceToHost);
-  cudaFree(device_output);
-  cudaFree(device_input);
-  cudaFree(device_mask);
-}
-
-__host__ void GPUInterface::get_device_properties() {
-  int count;
-  cudaGetDeviceCount(&count);
-  std::cout << "devices: " << count << std::endl;
-}
-"""
-).replace("SIZES", _SIZES)
-CUDA_2020 = _CUDA_2020.replace("STRIDE_PARAMETER", "").replace("STRIDE", "1")
-CUDA_WITH_STRIDE = _CUDA_2020.replace("STRIDE_PARAMETER", ", const int S").replace("STRIDE", "S")
+CUDA_2020 = _starter("new-forward.cu", *_LETTERS)
+CUDA_WITH_STRIDE = _starter(
+    "new-forward.cu",
+    *(*_LETTERS, *_STRIDES),
+    *(("int W, int K) {", "int W, int K, int S) {"), ("H, W, K)", "H, W, K, S)")),
+)
 
 # The form of fall 2020.
 CUDA_ONE_METHOD = (
-    _CUDA_2020[: _CUDA_2020.index("__host__")].replace("STRIDE", "1")
+    CUDA_2020[: CUDA_2020.index("// Bytes of")]
     + """
 __host__ void GPUInterface::conv_forward_gpu(float *host_y, const float *host_x,
                                              const float *host_k, const int B, const int M,
@@ -189,7 +62,8 @@ __host__ void GPUInterface::conv_forward_gpu(float *host_y, const float *host_x,
   cudaMalloc(&device_k, k);
   cudaMemcpy(device_x, host_x, x, cudaMemcpyHostToDevice);
   cudaMemcpy(device_k, host_k, k, cudaMemcpyHostToDevice);
-  conv<<<dim3(B, M), 128>>>(device_y, device_x, device_k, M, C, H, W, K, 1);
+  const dim3 grid(((H - K + 1) * (W - K + 1) + THREADS - 1) / THREADS, M, B);
+  conv_forward_kernel<<<grid, THREADS>>>(device_y, device_x, device_k, M, C, H, W, K);
   cudaMemcpy(host_y, device_y, y, cudaMemcpyDeviceToHost);
   cudaFree(device_y);
   cudaFree(device_x);
@@ -200,8 +74,7 @@ __host__ void GPUInterface::get_device_properties() {}
 """
 )
 
-DECLARED = (
-    """
+DECLARED = """
 // One output plane for each block.
 //
 // ece408: launch convolve<<<dim3(B, M), THREADS>>>(y, x, w,
@@ -210,10 +83,19 @@ DECLARED = (
 
 extern "C" __global__ void convolve(float *y, const float *x, const float *k, int M, int C, int H,
                                     int W, int K, int S) {
+  const int H_out = (H - K) / S + 1, W_out = (W - K) / S + 1;
+  const int b = blockIdx.x, m = blockIdx.y;
+  for (int i = threadIdx.x; i < H_out * W_out; i += blockDim.x) {
+    const int h = i / W_out * S, w = i % W_out * S;
+    float sum = 0;
+    for (int c = 0; c < C; ++c)
+      for (int p = 0; p < K; ++p)
+        for (int q = 0; q < K; ++q)
+          sum += x[((b * C + c) * H + h + p) * W + w + q] * k[((m * C + c) * K + p) * K + q];
+    y[(b * M + m) * H_out * W_out + i] = sum;
+  }
+}
 """
-    + _LOOPS
-    + "}\n"
-)
 
 CUDA_FORMS = {
     "new-forward.cuh": CUDA_2019,

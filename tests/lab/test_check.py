@@ -69,19 +69,23 @@ def test_right_ones_are_right(check, name):
 
 # The change to a kernel, and the verdict, for `last` + 1 images.
 WRONG = [
-    ("h < rows", "h < rows - 1", "not written: all in row 7, the last"),
-    ("w < columns", "w < columns - 2", "not written: all in columns 10 to 11, the last 2 of 12"),
+    ("h < Height_out", "h < Height_out - 1", "not written: all in row 7, the last"),
+    (
+        "w < Width_out",
+        "w < Width_out - 2",
+        "not written: all in columns 10 to 11, the last 2 of 12",
+    ),
     ("int w = 0; w", "int w = 1; w", "not written: all in column 0, the first"),
     ("b < Batch", "b < Batch - 1", "not written: all in image {last}, the last"),
     ("m < Map_out", "m < Map_out / 2", "not written: all in filters 2 to 4, the last 3 of 5"),
-    ("++m)", "m += 2)", "not written: all in 2 of 5 filters"),
+    ("m++)", "m += 2)", "not written: all in 2 of 5 filters"),
     ("c < Channel", "c < Channel - 1", "the last channel is left out"),
     ("int c = 0", "int c = 1", "the first channel is left out"),
     ("c < Channel", "c < 1", "only the first channel is added up"),
     ("p < K", "p < K - 1", "the kernel's last row is left out"),
     ("q < K", "q < K - 1", "the kernel's last column is left out"),
-    ("mask_4d(m, c, p, q);", "mask_4d(m, c, K - 1 - p, K - 1 - q);", "the kernel is turned round"),
-    ("mask_4d(m, c, p, q);", "mask_4d(m, c, q, p);", "rows and columns of w are exchanged"),
+    ("+ p) * K + q];", "+ K - 1 - p) * K + K - 1 - q];", "the kernel is turned round"),
+    ("+ p) * K + q];", "+ q) * K + p];", "rows and columns of w are exchanged"),
     ("= sum;", "= 0;", "everything is 0"),
     ("= sum;", "= sum + (b == 1);", "all in image 1"),
     ("= sum;", "= sum + (m == 4 && w == 3);", "all in filter 4, the last, column 3"),
@@ -89,7 +93,7 @@ WRONG = [
     ("= sum;", "= sum + 1;", "everywhere"),
     ("= sum;", "= (int)sum % 64;", "scattered over"),
     ("= sum;", "= (_Float16)sum;", "elements are wrong"),
-    ("* Width + w]", "* Height + w]", "elements are wrong"),
+    ("* Width + w + q]", "* Height + w + q]", "elements are wrong"),
     ("float sum = 0", "static float sum = 0", "elements are wrong"),
     ("float sum = 0;", "float sum; sum = output[0] * 0;", "nothing is written"),
 ]
@@ -102,7 +106,6 @@ def test_a_wrong_kernel_is_described(check):
     for number, (right, wrong, _) in enumerate(WRONG):
         assert right in kernel
         text += f"static void wrong_{number}({kernel.replace(right, wrong)}"
-        text += "#undef out_4d\n#undef in_4d\n#undef mask_4d\n"
         calls += f"case {number + 3}: return wrong_{number}(y, x, w, B, M, C, H, W, K);"
     text += (
         "void conv_forward_cpu(float *y, const float *x, const float *w, const int B, const int M,"
@@ -224,7 +227,7 @@ def test_the_command(run_here, tmp_path, kept):
     assert "all in column 2" in second
     assert result.stdout.count("verdict: wrong\n") == 2
     assert f"--problem {PROBLEM} --seed 7" in result.stdout
-    assert re.search("stopped: broken.cc:16: .nothing. was not declared", result.stdout)
+    assert re.search("stopped: broken.cc:18: .nothing. was not declared", result.stdout)
     assert "wrong.cc, broken.cc: not right" in result.stderr
     verdicts = json.loads(output.read_text())
     right = [bool(each["groups"] and each["groups"][0]["right"]) for each in verdicts]

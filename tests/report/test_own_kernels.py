@@ -14,7 +14,7 @@ from played import played_ladder
 from ece408_op.errors import InvalidSetting
 from ece408_op.report import make, own_kernels
 
-FIRST = "// The loops of the textbook.\n" + COURSE_2020
+FIRST = "// The loops of the textbook.\n\n" + COURSE_2020
 SECOND = FIRST.replace("// The loops of the textbook.", "// Sums in double.").replace(
     "float sum", "double sum"
 )

@@ -152,7 +152,7 @@ def test_what_is_wrong_with_a_file_is_one_line(write, monkeypatch):
     problem = ConvProblem.parse("b1,c1,h5,w5,m1,k2")
     broken = write("broken.cc", COURSE_2020.replace("float sum = 0;", "float sum = 0"))
     with pytest.raises(
-        KernelCompileFailed, match=r"broken\.cc:17: expected .*exit code 1"
+        KernelCompileFailed, match=r"broken\.cc:19: expected .*exit code 1"
     ) as error:
         _backend(broken).prepare(problem, "forward")
     assert "\n" not in str(error.value)
@@ -178,7 +178,7 @@ def test_what_its_code_throws_is_said(mx, write, rng, tmp_path, monkeypatch, lin
     problem = ConvProblem.parse("b1,c1,h5,w5,m1,k2")
     x, w, _ = inputs(problem, rng)
     with pytest.raises(
-        KernelFailed, match=r"new-forward\.h:13: Check failed: 0 == 1 \(0 vs\. 1\) not done"
+        KernelFailed, match=r"new-forward\.h:17: Check failed: 0 == 1 \(0 vs\. 1\) not done"
     ):
         forward(_backend(path), problem, x, w)
     x, w = mx.nd.ones((1, 1, 5, 5)), mx.nd.ones((1, 1, 3, 3))

@@ -284,7 +284,7 @@ def test_what_its_code_throws_is_said(write, rng, kept):
     x, w, _ = inputs(problem, rng)
     with settings.override(cache=kept), pytest.raises(KernelFailed, match="Check failed: 0 == 1"):
         forward(_backend(path), problem, x, w)
-    many = write("many.cu", CUDA_2020.replace("128>>>", "2048>>>"))
+    many = write("many.cu", CUDA_2020.replace("THREADS 256", "THREADS 2048"))
     with (
         settings.override(cache=kept),
         pytest.raises(KernelFailed, match="conv_forward_gpu: invalid"),
