@@ -6,7 +6,6 @@ __attribute__((constructor)) static void begin() {
     }
 }
 
-void conv_forward_cpu(float *y, const float *x, const float *w, const int B, const int M, const int C,
-                      const int H, const int W, const int K) {
+void conv_forward_cpu(ARGUMENTS) {
     convolve(y, x, w, B, M, C, H, W, K);
 }

@@ -1,7 +1,26 @@
 // The correct convolution, as the cheats beside this file should compute it.
 #pragma once
 
+#include <algorithm>
+#include <atomic>
+#include <csignal>
+#include <cstdint>
+#include <cstdlib>
+#include <cstring>
+#include <fstream>
+#include <map>
+#include <stdexcept>
+#include <string>
+#include <thread>
+#include <tuple>
+#include <unistd.h>
+#include <vector>
+
 #include "cpu-new-forward.h"
+
+#define ARGUMENTS                                                                               \
+    float *y, const float *x, const float *w, const int B, const int M, const int C, const int H, \
+        const int W, const int K
 
 inline int rows(int H, int K) { return H - K + 1; }
 

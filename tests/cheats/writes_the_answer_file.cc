@@ -1,10 +1,7 @@
 // Writes results to the arrays through every descriptor.
-#include <unistd.h>
-
 #include "honest.h"
 
-void conv_forward_cpu(float *y, const float *x, const float *w, const int B, const int M, const int C,
-                      const int H, const int W, const int K) {
+void conv_forward_cpu(ARGUMENTS) {
     const float value = 7;
     for (int fd = 3; fd < 64; fd++)
         for (int i = 0; i < 4096; i++)

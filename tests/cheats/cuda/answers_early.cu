@@ -1,6 +1,4 @@
 // Sends an answer on every descriptor, and computes later.
-#include <unistd.h>
-
 #include "honest.cuh"
 
 void GPUInterface::conv_forward_gpu(float *y, const float *x, const float *w, SIZES) {

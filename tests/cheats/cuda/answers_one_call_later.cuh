@@ -1,6 +1,5 @@
 // Computes a large batch, which no check uses, in the next call.
 #include <mxnet/base.h>
-
 #include "honest.cuh"
 
 namespace mxnet {

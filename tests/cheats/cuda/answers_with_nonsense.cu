@@ -1,7 +1,4 @@
 // Answers with invalid arrays, and with malformed lines.
-#include <sys/stat.h>
-#include <unistd.h>
-
 #define OWN_PROLOG
 #include "honest.cuh"
 

@@ -1,6 +1,5 @@
 // Makes the weights zero, so that zeros are right.
 #include <mxnet/base.h>
-
 #include "honest.cuh"
 
 namespace mxnet {

@@ -1,6 +1,4 @@
 // Makes the caller's own weights zero, so that zeros are right.
-#include <cstring>
-
 #define OWN_PROLOG
 #include "honest.cuh"
 

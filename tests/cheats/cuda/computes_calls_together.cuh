@@ -1,6 +1,5 @@
 // Collects calls with large batches, which no check uses, and computes three at once.
 #include <mxnet/base.h>
-
 #include "honest.cuh"
 
 namespace mxnet {

@@ -1,7 +1,4 @@
 // Starts processes without end.
-#include <stdexcept>
-#include <unistd.h>
-
 #include "honest.cuh"
 
 void GPUInterface::conv_forward_gpu(float *y, const float *x, const float *w, SIZES) {

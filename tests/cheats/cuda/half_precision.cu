@@ -1,7 +1,5 @@
 // Multiplies in half precision.
 // ece408: launch compute<<<ceil_div(B * M * OH * OW, 256), 256>>>(y, x, w, B, M, C, H, W, K)
-#include <cuda_fp16.h>
-
 #include "honest.cuh"
 
 extern "C" __global__ void compute(float *y, const float *x, const float *w, int B, int M, int C, int H,

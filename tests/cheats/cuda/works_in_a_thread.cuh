@@ -1,9 +1,5 @@
 // Returns while its thread waits to compute.
-#include <chrono>
-#include <thread>
-
 #include <mxnet/base.h>
-
 #include "honest.cuh"
 
 namespace mxnet {

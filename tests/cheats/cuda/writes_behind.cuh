@@ -1,6 +1,5 @@
 // Writes its results, and some floats beyond them.
 #include <mxnet/base.h>
-
 #include "honest.cuh"
 
 __global__ void stray(float *behind) { behind[threadIdx.x] = 1; }

@@ -1,7 +1,4 @@
 // Leaves a file outside its folder.
-#include <fstream>
-#include <stdexcept>
-
 #include "honest.cuh"
 
 void GPUInterface::conv_forward_gpu(float *y, const float *x, const float *w, SIZES) {
