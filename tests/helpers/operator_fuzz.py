@@ -11,20 +11,19 @@ import collections
 import contextlib
 import functools
 import json
-import multiprocessing
 import os
 import random
 import sys
 import threading
 import time
-from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
-from concurrent.futures.process import BrokenProcessPool
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from unittest import mock
 
 import numpy as np
 import operator_draws
+import programs
 from compiled_together import MachineOfMany
 
 import ece408_op
@@ -495,31 +494,21 @@ def run_beside(seed, count, jobs, mode, progress):
     """Run the first `count` cases of a seed in several processes; return the outcome."""
     outcome, lock = Outcome(), threading.Lock()
     parts = [range(at, min(count, at + TOGETHER)) for at in range(0, count, TOGETHER)]
-    waiting = collections.deque(parts)
 
-    def work(_):
-        for found in _in_processes(seed, waiting, mode):
-            with lock:
-                outcome.add(found)
-                progress(outcome, found.wrong)
+    def drive(job):
+        with programs.Worker() as worker:
+            for part in parts[job::jobs]:
+                try:
+                    found = worker(run, seed, part, mode)
+                except programs.Died as error:
+                    found = Outcome([str(error)], cases=len(part))
+                with lock:
+                    outcome.add(found)
+                    progress(outcome, found.wrong)
 
-    with ThreadPoolExecutor(jobs) as pool:
-        list(pool.map(work, range(jobs)))
+    with ThreadPoolExecutor(jobs) as threads:
+        list(threads.map(drive, range(jobs)))
     return outcome
-
-
-def _in_processes(seed, waiting, mode):
-    """Yield the outcomes of parts in order; a process that dies is replaced."""
-    context = multiprocessing.get_context("spawn")
-    while waiting:
-        with ProcessPoolExecutor(1, mp_context=context) as pool:
-            try:
-                while waiting:
-                    part = waiting.popleft()
-                    yield pool.submit(run, seed, part, mode).result()
-            except BrokenProcessPool:
-                dead = f"seed {seed}, one of the cases {part[0]} to {part[-1]}: the process dies"
-                yield Outcome([dead], cases=len(part))
 
 
 def main():

@@ -1,8 +1,16 @@
-"""Environment of programs that tests start."""
+"""Processes that tests start: their environment, and work that may end them."""
 
 from __future__ import annotations
 
+import multiprocessing
 import os
+import threading
+from concurrent.futures import ProcessPoolExecutor, TimeoutError
+from concurrent.futures.process import BrokenProcessPool
+from typing import Any, Callable
+from unittest import mock
+
+_starting = threading.Lock()
 
 
 def environment(**more: str) -> dict[str, str]:
@@ -10,3 +18,38 @@ def environment(**more: str) -> dict[str, str]:
     they change how MXNet plans memory."""
     own = {name: value for name, value in os.environ.items() if name != "NNVM_EXEC_MATCH_RANGE"}
     return {**own, **more}
+
+
+class Died(Exception):
+    """The work has ended its process, or takes too long."""
+
+
+class Worker:
+    """A process, and another one after it has died; work takes at most `seconds`, if given."""
+
+    def __init__(self, seconds: float | None = None) -> None:
+        self._seconds = seconds
+        self._pool: ProcessPoolExecutor | None = None
+
+    def __enter__(self) -> Worker:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pool, self._pool = self._pool, None
+        if pool is not None:
+            for process in list(pool._processes.values()):
+                process.kill()
+            pool.shutdown()
+
+    def __call__(self, work: Callable[..., Any], *given: object) -> Any:
+        """Return work(*given). Raises `Died`."""
+        given_environment = environment(MXNET_SUBGRAPH_VERBOSE="0", PYTHONWARNINGS="ignore")
+        with _starting, mock.patch.dict(os.environ, given_environment, clear=True):
+            if self._pool is None:
+                self._pool = ProcessPoolExecutor(1, multiprocessing.get_context("spawn"))
+            future = self._pool.submit(work, *given)
+        try:
+            return future.result(self._seconds)
+        except (BrokenProcessPool, TimeoutError):
+            self.__exit__()
+            raise Died(f"{work.__name__}{given} ends its process, or takes too long") from None

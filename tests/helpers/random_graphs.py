@@ -13,14 +13,13 @@ from __future__ import annotations
 import argparse
 import contextlib
 import copy
-import json
 import os
-import subprocess
 import sys
 import tempfile
 import threading
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Callable
@@ -43,8 +42,6 @@ NATIVE_RUNS = 20
 # their last bits: small changes decide, for example, which of two near-equal values is the maximum.
 NEARBY_RUNS = 16
 GROUPS = "executors, groups of contexts"
-# Messages of sanitizers.
-REPORTS = ("AddressSanitizer:", "runtime error:")
 STATIC_MODES = {
     "dynamic": {},
     "static memory": {"static_alloc": True},
@@ -929,15 +926,11 @@ def ways(
 # --- many programs, in separate processes: MXNet's own operators end some with a signal
 
 
-def work(first: int, last: int, convolution: str) -> None:
-    """Check the seeds in turn; print a line of JSON for each, and for each run of MXNet's own."""
+def checked(seed: int, convolution: str) -> tuple[list[str], Counter]:
+    """Check a seed in this process."""
     if "ECE408_TEST_LIBRARY" in os.environ:
         native.LIBRARY = Path(os.environ["ECE408_TEST_LIBRARY"]).resolve()
-    mx = load_mxnet()
-    for seed in range(first, last):
-        for _ in range(NATIVE_RUNS if convolution == "native" else 1):
-            wrong, features = check(mx, seed, _native if convolution == "native" else _ours)
-            print(json.dumps([seed, wrong, features]), flush=True)
+    return check(load_mxnet(), seed, _native if convolution == "native" else _ours)
 
 
 def run(
@@ -946,7 +939,6 @@ def run(
     """Check `count` networks from seed `first` on; return errors, and the networks' features."""
     wrong: list[str] = []
     coverage: Counter = Counter()
-    bounds = [first + count * job // jobs for job in range(jobs + 1)]
     lock = threading.Lock()
 
     def note(seed: int, lines: list[str], features: dict[str, int]) -> None:
@@ -960,76 +952,38 @@ def run(
                     + f"{coverage['graphs']} of {count}, {len(wrong)} wrong"
                 )
 
-    threads = [
-        threading.Thread(target=_drive, args=(*part, note)) for part in zip(bounds, bounds[1:])
-    ]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    def drive(job: int) -> None:
+        with programs.Worker(MOST_SECONDS) as worker:
+            for seed in range(first + count * job // jobs, first + count * (job + 1) // jobs):
+                note(seed, *_beside_native(worker, seed))
+
+    with ThreadPoolExecutor(jobs) as threads:
+        list(threads.map(drive, range(jobs)))
     return wrong, coverage
 
 
-def _drive(seed: int, last: int, note: Callable[[int, list[str], dict[str, int]], None]) -> None:
-    """Check the seeds in processes; a process that dies is replaced for the next seed."""
-    while seed < last:
-        end: list[str] = []
-        for checked, lines, features in _worker(seed, last, "ours", end):
-            left = _without_native_failures(checked, lines) if lines else []
-            features["(MXNet's own fails as well)"] = int(len(left) < len(lines))
-            note(checked, left, features)
-            seed = checked + 1
-        if seed < last:
-            dies = len(list(_worker(seed, seed + 1, "native", []))) < NATIVE_RUNS
-            note(seed, [] if dies else end, {"(MXNet's own dies as well)": int(dies)})
-            seed += 1
-
-
-def _without_native_failures(seed: int, lines: list[str]) -> list[str]:
-    """Return the failures in ways in which MXNet's own operator does not fail.
-
-    It runs in a separate process, in which MXNet plans memory as usual.
-    """
-    failing = {
-        line.partition(":")[0]
-        for _, wrong, _ in _worker(seed, seed + 1, "native", [])
-        for line in wrong
-    }
-    return [line for line in lines if line.partition(":")[0] not in failing]
-
-
-def _worker(
-    first: int, last: int, convolution: str, end: list[str]
-) -> Iterator[tuple[int, list, dict]]:
-    """Yield the lines of a process that checks these seeds, until it ends or stalls.
-
-    Its exit, and what it was doing if a signal ended it, is added to `end`.
-    """
-    command = [sys.executable, __file__, "--worker", str(first), str(last), convolution]
-    environment = programs.environment(MXNET_SUBGRAPH_VERBOSE="0", PYTHONWARNINGS="ignore")
-    environment["PYTHONFAULTHANDLER"] = "1"
-    with (
-        tempfile.TemporaryFile("w+") as errors,
-        subprocess.Popen(
-            command, stdout=subprocess.PIPE, stderr=errors, text=True, env=environment
-        ) as process,
-    ):
-        assert process.stdout is not None
-        watchdog = threading.Timer(MOST_SECONDS, process.kill)
-        watchdog.start()
-        for line in process.stdout:
-            watchdog.cancel()
-            yield tuple(json.loads(line))
-            watchdog = threading.Timer(MOST_SECONDS, process.kill)
-            watchdog.start()
-        watchdog.cancel()
-        process.wait()
-        errors.seek(0)
-        lines = errors.readlines()
-        reports = [line.strip() for line in lines if any(word in line for word in REPORTS)]
-        frames = [line.strip() for line in lines if line.startswith("  File")]
-        text = " < ".join([*reports[:2], *frames[:4]])
-        end.append(f"the process ended with {process.returncode}: {text}")
+def _beside_native(worker: programs.Worker, seed: int) -> tuple[list[str], dict[str, int]]:
+    """Return a seed's failures in ways in which MXNet's own operator does not fail, and its
+    features."""
+    try:
+        lines, features = worker(checked, seed, "ours")
+        if not lines:
+            return lines, features
+    except programs.Died as error:
+        lines, features = [str(error)], Counter()
+    failing, died = set(), False
+    # In a separate process MXNet plans memory as usual.
+    with programs.Worker(MOST_SECONDS) as own:
+        try:
+            for _ in range(NATIVE_RUNS):
+                wrong, _ = own(checked, seed, "native")
+                failing |= {line.partition(":")[0] for line in wrong}
+        except programs.Died:
+            died = True
+    if not features:
+        return [] if died else lines, {"(MXNet's own dies as well)": int(died)}
+    left = [line for line in lines if line.partition(":")[0] not in failing]
+    return left, {**features, "(MXNet's own fails as well)": int(len(left) < len(lines))}
 
 
 def table(coverage: Counter) -> str:
@@ -1042,12 +996,7 @@ def main() -> int:
     parser.add_argument("--graphs", type=int, default=300, help="how many (default 300)")
     parser.add_argument("--first", type=int, default=0, help="seed of the first (default 0)")
     parser.add_argument("--jobs", type=int, default=1, help="processes (default 1)")
-    parser.add_argument("--worker", nargs=3, help=argparse.SUPPRESS)
     options = parser.parse_args()
-    if options.worker:
-        first, last, convolution = options.worker
-        work(int(first), int(last), convolution)
-        return 0
 
     def progress(line: str) -> None:
         print(line, file=sys.stderr, flush=True)

@@ -12,16 +12,17 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import subprocess
 import sys
 import tempfile
 import threading
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Callable
 
 import numpy as np
+import programs
 
 import ece408_op
 from ece408_op.operator import array_memory, parts_at_work
@@ -449,53 +450,29 @@ def main() -> int:
     parser.add_argument("--first", type=int, default=0, help="seed of the first net (default 0)")
     parser.add_argument("--jobs", type=int, default=1, help="processes (default 1)")
     options = parser.parse_args()
-    if options.steps <= STEPS_OF_A_PROCESS and options.jobs == 1:
-        wrong, raised, coverage = run(options.first, options.steps)
-        print(*(f"WRONG {each}" for each in wrong), sep="\n")
-        print(*(f"RAISED {each}" for each in raised), sep="\n")
-        print(*(f"COUNT {count} {what}" for what, count in coverage.items()), sep="\n")
-        return 1 if wrong or raised else 0
-    return in_processes(options.first, options.steps, options.jobs)
-
-
-def in_processes(first: int, steps: int, jobs: int) -> int:
-    """Divide the steps among processes; one that dies counts as an exception."""
-    starts = iter(range(0, steps, STEPS_OF_A_PROCESS))
-    coverage, lock = Counter(), threading.Lock()
-
-    def work() -> None:
-        while True:
-            with lock:
-                start = next(starts, None)
-            if start is None:
-                return
-            seed, count = first + start // STEPS_OF_ONE, min(STEPS_OF_A_PROCESS, steps - start)
-            command = [sys.executable, __file__, "--first", str(seed), "--steps", str(count)]
-            ended = subprocess.run(command, capture_output=True, text=True)
-            with lock:
-                if ended.returncode not in (0, 1):
-                    coverage["raised"] += 1
-                    print(f"RAISED seed {seed}: ended with {ended.returncode}", flush=True)
-                    print(ended.stderr[-3000:], flush=True)
-                for line in ended.stdout.splitlines():
-                    word, _, rest = line.partition(" ")
-                    if word == "COUNT":
-                        number, _, what = rest.partition(" ")
-                        coverage[what] += int(number)
-                    elif word in ("WRONG", "RAISED"):
-                        coverage[word.lower()] += 1
-                        print(line, flush=True)
-                print(f"{coverage['steps']} steps", file=sys.stderr, flush=True)
-
-    threads = [threading.Thread(target=work) for _ in range(jobs)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    starts = range(0, options.steps, STEPS_OF_A_PROCESS)
+    parts = [
+        (options.first + start // STEPS_OF_ONE, min(STEPS_OF_A_PROCESS, options.steps - start))
+        for start in starts
+    ]
+    coverage: Counter = Counter()
+    with ThreadPoolExecutor(options.jobs) as threads:
+        for wrong, raised, counts in threads.map(_in_a_process, parts):
+            coverage.update(counts, wrong=len(wrong), raised=len(raised))
+            print(*(f"WRONG {each}" for each in wrong), *(f"RAISED {each}" for each in raised))
+            print(f"{coverage['steps']} steps", file=sys.stderr, flush=True)
     for what, count in coverage.most_common():
         print(f"{count:9d}  {what}")
-    print(f"{coverage['steps']} steps, {coverage['wrong']} wrong, {coverage['raised']} raised")
     return 1 if coverage["wrong"] or coverage["raised"] else 0
+
+
+def _in_a_process(part: tuple[int, int]) -> tuple[list[str], list[str], Counter]:
+    """Run steps from a seed on in a process of their own; one that dies counts as an exception."""
+    with programs.Worker() as worker:
+        try:
+            return worker(run, *part)
+        except programs.Died as error:
+            return [], [str(error)], Counter()
 
 
 if __name__ == "__main__":
