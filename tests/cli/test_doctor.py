@@ -203,14 +203,9 @@ def test_the_text_is_aligned_and_hints_have_lines_of_their_own():
         }
     )
     assert diagnosis.text().splitlines() == [
-        "To run on the CPU:",
-        "ok  MXNet       1.9.1",
-        "    disk space  0.1 GiB free",
-        "",
-        "Only to compute on a GPU:",
-        "--  nvcc        not found",
-        "                -> install the CUDA toolkit",
-        "",
+        *("To run on the CPU:", "ok  MXNet       1.9.1", "    disk space  0.1 GiB free", ""),
+        *("Only to compute on a GPU:", "--  nvcc        not found"),
+        *("                -> install the CUDA toolkit", ""),
         "CPU milestones (m1.1, m2.1) and your models: cannot run: needs Python, NumPy, SciPy, "
         "CPU kernels, Fashion-MNIST, models, cache folder",
         "kernels of your own: cannot run: needs C++ compiler",

@@ -188,14 +188,7 @@ def test_when_none_is_right_it_fails(benches, monkeypatch):
 
 def test_the_command_keeps_what_it_measured(benches, capsys, tmp_path):
     arguments = [
-        "tune",
-        "fa19_2",
-        "--batch-size",
-        "100",
-        "--precision",
-        "tf32",
-        "--precision",
-        "float32",
+        *("tune", "fa19_2", "--batch-size", "100", "--precision", "tf32", "--precision", "float32"),
     ]
     out = tmp_path / "found.json"
     assert execute([*arguments, "--json", str(out)]) == 0

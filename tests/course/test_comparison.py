@@ -259,11 +259,9 @@ def test_table():
         "1.50       150",
         "m3.1    2019fa  ece408        10000       (1)",
         "m4.1    2019fa  ece408        10000       (2)",
-        "m4.1    2017fa  ece408-high   10000       (1)",
-        "",
+        *("m4.1    2017fa  ece408-high   10000       (1)", ""),
         "gain: how many times as fast as MXNet's own convolution on the CPU (m1.1).",
-        "Single runs; --repeat N gives medians.",
-        "(1) not run: no NVIDIA driver; none",
+        *("Single runs; --repeat N gives medians.", "(1) not run: no NVIDIA driver; none"),
         "(2) failed: out of luck",
     ]
     lacking = Run(

@@ -5,6 +5,7 @@ import io
 import json
 import pickle
 
+import little_training
 import numpy as np
 import pytest
 
@@ -17,30 +18,18 @@ RECIPE = training.Recipe("2019sp", epochs=2, batch_size=50)
 
 
 @pytest.fixture(autouse=True)
-def _little_data(monkeypatch, rng):
-    """Return images whose brightness reveals their label, few enough to train on in a second."""
-    labels = rng.integers(0, 10, 250).astype(np.uint8)
-    noise = rng.integers(0, 20, (250, 48, 48))
-    images = (noise + 23 * labels[:, None, None]).astype(np.uint8)
-    monkeypatch.setattr(fashion_data, "load", lambda kind, size: (images, labels))
+def _little_data(monkeypatch):
+    little = little_training.images()
+    monkeypatch.setattr(fashion_data, "load", lambda kind, size: little)
 
 
 def _as_numpy(trained):
     return {name: array.asnumpy() for name, array in trained.arg_params.items()}
 
 
-def test_an_interrupted_run_goes_on_as_if_it_had_not_been(mx, tmp_path, monkeypatch):
+def test_an_interrupted_run_goes_on_as_if_it_had_not_been(mx, tmp_path):
     whole = training.train(RECIPE, tmp_path / "whole")
-    save = training._save_state
-
-    def interrupted(*arguments):
-        save(*arguments)
-        raise KeyboardInterrupt
-
-    with monkeypatch.context() as patch:
-        patch.setattr(training, "_save_state", interrupted)
-        with pytest.raises(KeyboardInterrupt):
-            training.train(RECIPE, tmp_path / "work")
+    little_training.interrupted(RECIPE, tmp_path / "work")
     assert [path.name for path in (tmp_path / "work").iterdir()] == ["epoch-0001.npz"]
     resumed = training.train(RECIPE, tmp_path / "work")
     for name, values in _as_numpy(whole).items():

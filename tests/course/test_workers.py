@@ -108,16 +108,7 @@ def test_devices_of_one_process_share_the_batch(mx, little, tmp_path, monkeypatc
     alone = training.train(RECIPE, tmp_path / "one")
     contexts = iter([[mx.cpu(0), mx.cpu(1)], [mx.cpu(0), mx.cpu(1), mx.cpu(2)]])
     monkeypatch.setattr(training, "_contexts", lambda gpus: next(contexts))
-    save = training._save_state
-
-    def interrupted(*arguments):
-        save(*arguments)
-        raise KeyboardInterrupt
-
-    with monkeypatch.context() as patch:
-        patch.setattr(training, "_save_state", interrupted)
-        with pytest.raises(KeyboardInterrupt):
-            training.train(RECIPE, tmp_path / "two", kvstore)
+    little_training.interrupted(RECIPE, tmp_path / "two", kvstore)
     shared = training.train(RECIPE, tmp_path / "two", kvstore)
     np.testing.assert_allclose(shared.losses, alone.losses[4:], atol=1e-5)
     assert shared.test_accuracy == alone.test_accuracy

@@ -5,12 +5,17 @@ from __future__ import annotations
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
+from unittest import mock
 
 import numpy as np
 import programs
+import pytest
 
 from ece408_op.cli.main import main
+from ece408_op.course import training
 from ece408_op.course.dataset import fashion_data
+from ece408_op.course.training import Recipe
 
 
 def images(count: int = 250) -> tuple[np.ndarray, np.ndarray]:
@@ -19,6 +24,18 @@ def images(count: int = 250) -> tuple[np.ndarray, np.ndarray]:
     labels = rng.integers(0, 10, count).astype(np.uint8)
     noise = rng.integers(0, 20, (count, 48, 48))
     return (noise + 23 * labels[:, None, None]).astype(np.uint8), labels
+
+
+def interrupted(recipe: Recipe, *given: Any) -> None:
+    """Train until the first state is saved."""
+    save = training._save_state
+
+    def interrupted(*arguments: Any) -> None:
+        save(*arguments)
+        raise KeyboardInterrupt
+
+    with mock.patch.object(training, "_save_state", interrupted), pytest.raises(KeyboardInterrupt):
+        training.train(recipe, *given)
 
 
 def start(folder: Path, *options: str, workers: int = 0) -> subprocess.Popen:

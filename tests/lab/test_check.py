@@ -71,8 +71,7 @@ def test_right_ones_are_right(check, name):
 WRONG = [
     ("h < Height_out", "h < Height_out - 1", "not written: all in row 7, the last"),
     (
-        "w < Width_out",
-        "w < Width_out - 2",
+        *("w < Width_out", "w < Width_out - 2"),
         "not written: all in columns 10 to 11, the last 2 of 12",
     ),
     ("int w = 0; w", "int w = 1; w", "not written: all in column 0, the first"),

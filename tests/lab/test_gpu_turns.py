@@ -26,24 +26,22 @@ EMPTY, KERNEL = 1e-5, 5e-5
 
 class PlayedGpu:
     index = 0
-
-    @contextlib.contextmanager
-    def active(self):
-        yield
+    active = contextlib.nullcontext
 
     def free_bytes(self):
         return 64 << 30
 
 
-class PlayedBlock:
+class Idle:
+    """Its other methods do nothing."""
+
+    def __getattr__(self, name):
+        return lambda *given: None
+
+
+class PlayedBlock(Idle):
     def __init__(self, gpu):
         self.sets = []
-
-    def close(self):
-        pass
-
-    def reserve(self, problem, sets):
-        pass
 
     def place(self, problem, sets):
         self.sets = [(3 * n + 1, 0, 3 * n + 2) for n in range(sets)]
@@ -53,7 +51,7 @@ class PlayedBlock:
         return []
 
 
-class PlayedJudge:
+class PlayedJudge(Idle):
     """`play.wrong` is the number of wrong elements of an output."""
 
     bound = 1.0
@@ -70,16 +68,8 @@ class PlayedJudge:
     def read(self, role, out):
         out.fill(1)
 
-    def draw(self, *arguments):
-        pass
 
-    copy = clear = draw
-
-    def expect(self):
-        pass
-
-
-class PlayedArrays:
+class PlayedArrays(Idle):
     def place(self, problem):
         self._problem = problem
         return {"places": []}
@@ -90,11 +80,8 @@ class PlayedArrays:
     def output(self):
         return np.ones(self._problem.y_shape, np.float32)
 
-    def release(self):
-        pass
 
-
-class PlayedSession:
+class PlayedSession(Idle):
     """One for each of the fake processes; `play.running` is the last that has computed."""
 
     def __init__(self, play, kernel):
@@ -134,11 +121,6 @@ class PlayedSession:
     def method(self, name):
         assert not self._fails, "it has crashed, and takes another process"
         return 0.25
-
-    def wake(self):
-        pass
-
-    watch = wake
 
 
 @pytest.fixture

@@ -586,12 +586,8 @@ def test_a_milestones_own_output_stays_as_it_is(run_ece408, run_here, fashion_mn
     assert alone.returncode == 0, alone.stderr
     course = alone.stdout.splitlines()
     assert [line.split(":")[0] for line in course] == [
-        "Loading fashion-mnist data... done",
-        "Loading model... done",
-        "New Inference",
-        "Op Time",
-        "Op Time",
-        "Correctness",
+        *("Loading fashion-mnist data... done", "Loading model... done", "New Inference"),
+        *("Op Time", "Op Time", "Correctness"),
     ]
     assert "\nProfile of m2.1 20: " in alone.stderr
     within = run_here("profile", "m2.1", "20")

@@ -19,9 +19,7 @@ from ece408_op.host.gpu import find_nvcc
 CATALOG_TESTS = [
     f"tests/{name}.py"
     for name in (
-        "backends/cuda/kernels/test_catalog",
-        "bench/test_checker",
-        "scripts/test_documents",
+        *("backends/cuda/kernels/test_catalog", "bench/test_checker", "scripts/test_documents"),
     )
 ]
 LADDER = cuda_report.LADDER

@@ -49,28 +49,20 @@ def test_a_library_of_something_else():
         native.load(Path(mtrand.__file__))
 
 
-def test_status_of_a_missing_array():
-    with pytest.raises(InvalidProblem, match="ece408_reference_forward_f32"):
-        native.run("reference_forward", PROBLEM, 1, 1, None, None, accumulate=False, threads=1)
-
-
-def test_status_of_no_threads():
-    with pytest.raises(InvalidProblem):
-        native.run("reference_forward", PROBLEM, 1, 1, None, 1, accumulate=False, threads=0)
-
-
-def test_status_of_an_unsupported_problem():
-    problem = ConvProblem.parse("b1,c1,h3,w3,m1,k3,p1")
-    call = ("forward", problem, 1, 1, None, 1)
-    with pytest.raises(UnsupportedProblem, match="ece408_forward_f32 by direct"):
-        native.run(*call, accumulate=False, threads=1, isa="baseline", kernel="direct")
-
-
-def test_status_of_too_little_memory():
-    problem = ConvProblem(1, 2**16, 1, 5, filters=2**30, kernel=(1, 2))
-    call = ("forward", problem, 1, 1, None, 1)
-    with pytest.raises(NotEnoughMemory):
-        native.run(*call, accumulate=False, threads=1, isa="baseline", kernel="direct")
+@pytest.mark.parametrize(
+    ("function", "text", "y", "threads", "error", "match"),
+    [
+        ("reference_forward", "", None, 1, InvalidProblem, "ece408_reference_forward_f32"),
+        ("reference_forward", "", 1, 0, InvalidProblem, ""),
+        ("forward", "b1,c1,h3,w3,m1,k3,p1", 1, 1, UnsupportedProblem, "forward_f32 by direct"),
+        ("forward", "b1,c65536,h1,w5,m1073741824,k1x2", 1, 1, NotEnoughMemory, ""),
+    ],
+)
+def test_a_status_is_an_error(function, text, y, threads, error, match):
+    problem = ConvProblem.parse(text) if text else PROBLEM
+    how = {"isa": "baseline", "kernel": "direct"} if function == "forward" else {}
+    with pytest.raises(error, match=match):
+        native.run(function, problem, 1, 1, None, y, accumulate=False, threads=threads, **how)
 
 
 def test_the_library_exports_its_headers_and_nothing_else():

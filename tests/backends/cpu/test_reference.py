@@ -16,18 +16,11 @@ from ece408_op.errors import InvalidProblem
 from ece408_op.problem import ITEM_BYTES, ConvProblem
 
 PROBLEMS = [
-    "b2,c1,h7,w9,m3,k3x3",
-    "b1,c1,h1,w1,m1,k1x1",
-    "b3,c4,h8,w5,m6,k3x2,bias",
-    "b2,c3,h9,w11,m4,k3x3,s2x3",
-    "b2,c2,h6,w7,m3,k3x3,p1x2,bias",
-    "b2,c2,h3,w3,m2,k3x3,p4x3",
-    "b1,c2,h12,w11,m3,k3x2,d3x4",
-    "b2,c3,h13,w14,m5,k3x4,s2x3,p2x1,d2x3,bias",
-    "b2,c6,h7,w8,m4,k3x3,g2,bias",
-    "b2,c5,h8,w8,m5,k3x3,p1x1,g5",
-    "b2,c4,h9,w7,m8,k2x3,s3x2,p2x2,d2x1,g4,bias",
-    "b1,c2,h5,w6,m2,k1x1,s4x5,p1x0",
+    *("b2,c1,h7,w9,m3,k3x3", "b1,c1,h1,w1,m1,k1x1", "b3,c4,h8,w5,m6,k3x2,bias"),
+    *("b2,c3,h9,w11,m4,k3x3,s2x3", "b2,c2,h6,w7,m3,k3x3,p1x2,bias", "b2,c2,h3,w3,m2,k3x3,p4x3"),
+    *("b1,c2,h12,w11,m3,k3x2,d3x4", "b2,c3,h13,w14,m5,k3x4,s2x3,p2x1,d2x3,bias"),
+    *("b2,c6,h7,w8,m4,k3x3,g2,bias", "b2,c5,h8,w8,m5,k3x3,p1x1,g5"),
+    *("b2,c4,h9,w7,m8,k2x3,s3x2,p2x2,d2x1,g4,bias", "b1,c2,h5,w6,m2,k1x1,s4x5,p1x0"),
 ]
 EACH_DTYPE = [ConvProblem.parse(f"{text},{dtype}") for text in PROBLEMS for dtype in ITEM_BYTES]
 

@@ -32,21 +32,14 @@ from ece408_op.problem import ConvProblem
 pytestmark = pytest.mark.gpu
 
 COURSE = (
-    "b100,c1,h28,w28,m50,k5",
-    "b100,c1,h64,w64,m6,k5",
-    "b100,c6,h30,w30,m16,k5",
-    "b100,c1,h48,w48,m6,k5",
-    "b100,c6,h22,w22,m16,k5",
-    "b100,c1,h70,w70,m12,k5",
+    *("b100,c1,h28,w28,m50,k5", "b100,c1,h64,w64,m6,k5", "b100,c6,h30,w30,m16,k5"),
+    *("b100,c1,h48,w48,m6,k5", "b100,c6,h22,w22,m16,k5", "b100,c1,h70,w70,m12,k5"),
     "b100,c12,h33,w33,m24,k5",
 )
 OTHERS = (
-    "b1,c1,h1,w1,m1,k1",
-    "b7,c3,h17,w13,m5,k3x2,s2x1,p1x2,d2x1,bias",
-    "b9,c8,h12,w12,m12,k3,g4,bias",
-    "b5,c6,h11,w9,m6,k3,p1,g6,float64",
-    "b6,c5,h14,w15,m7,k4x3,bias,float16",
-    "b3,c2,h64,w300,m3,k11x1,s3",
+    *("b1,c1,h1,w1,m1,k1", "b7,c3,h17,w13,m5,k3x2,s2x1,p1x2,d2x1,bias"),
+    *("b9,c8,h12,w12,m12,k3,g4,bias", "b5,c6,h11,w9,m6,k3,p1,g6,float64"),
+    *("b6,c5,h14,w15,m7,k4x3,bias,float16", "b3,c2,h64,w300,m3,k11x1,s3"),
 )
 
 

@@ -18,66 +18,43 @@ from ece408_op.problem import ConvProblem
 SMALL = ("b2,c6,h11,w8,m7,k4,bias", "b3,c5,h13,w18,m9,k3")
 ONE_CHANNEL = ("b3,c1,h17,w22,m12,k5", "b2,c1,h12,w14,m5,k3")
 GENERAL = (
-    "b2,c6,h9,w11,m18,k3x2,s2x1,p1x0,d1x2,g2,bias",
-    "b3,c4,h10,w7,m6,k5,s3,p2,float16",
+    *("b2,c6,h9,w11,m18,k3x2,s2x1,p1x0,d1x2,g2,bias", "b3,c4,h10,w7,m6,k5,s3,p2,float16"),
     "b1,c2,h5,w6,m3,k3,p1,float64",
 )
 # Gradients for x process pixels by phases of the stride, which differ by one tap or have none.
 STRIDED = ("b2,c3,h9,w10,m4,k3,p1,s2", "b2,c4,h9,w7,m18,k1x3,p3x2,s4x3,d1x2,g2")
 MORE_STRIDED = (
-    "b1,c3,h12,w13,m4,k1,s2",
-    "b2,c2,h14,w15,m3,k11,p4,s2",
-    "b1,c3,h10,w11,m5,k1,s3x1",
-    "b2,c40,h10,w11,m5,k3,p1,s3x1",
-    "b1,c2,h13,w12,m3,k11,p5,s3x1",
-    "b2,c1,h9,w14,m4,k1,s4",
-    "b2,c3,h9,w14,m4,k3,p2,s4",
-    "b2,c6,h17,w19,m4,k11,p2,s4,g2",
-    "b2,c4,h11,w9,m6,k3,p2,s2,d2",
-    "b1,c4,h11,w9,m6,k3,p3,s3,d2",
-    "b1,c4,h13,w10,m18,k5x3,p4,s4,d2,g2",
-    "b1,c2,h15,w16,m3,k4x3,p3,s6x4,d4x6",
-    "b3,c2,h2,w3,m3,k2x3,p5x4,s4x5",
-    "b2,c3,h9,w7,m4,k3,p1,s2x3,float64",
-    "b2,c3,h11,w8,m4,k4x5,p3,s3x2,d2x1,float16",
+    *("b1,c3,h12,w13,m4,k1,s2", "b2,c2,h14,w15,m3,k11,p4,s2", "b1,c3,h10,w11,m5,k1,s3x1"),
+    *("b2,c40,h10,w11,m5,k3,p1,s3x1", "b1,c2,h13,w12,m3,k11,p5,s3x1", "b2,c1,h9,w14,m4,k1,s4"),
+    *("b2,c3,h9,w14,m4,k3,p2,s4", "b2,c6,h17,w19,m4,k11,p2,s4,g2", "b2,c4,h11,w9,m6,k3,p2,s2,d2"),
+    *("b1,c4,h11,w9,m6,k3,p3,s3,d2", "b1,c4,h13,w10,m18,k5x3,p4,s4,d2,g2"),
+    *("b1,c2,h15,w16,m3,k4x3,p3,s6x4,d4x6", "b3,c2,h2,w3,m3,k2x3,p5x4,s4x5"),
+    *("b2,c3,h9,w7,m4,k3,p1,s2x3,float64", "b2,c3,h11,w8,m4,k4x5,p3,s3x2,d2x1,float16"),
 )
 # Several planes per block, and parts of planes; arrays of odd sizes.
 DEPTHWISE = (
-    "b5,c9,h7,w7,m9,k3,p1x1,g9,bias",
-    "b2,c3,h37,w45,m3,k3,p1x1,g3",
-    "b2,c5,h19,w40,m5,k5x3,s3x2,p2x1,d1x2,g5",
-    "b3,c7,h2,w3,m7,k3,p2x2,g7",
+    *("b5,c9,h7,w7,m9,k3,p1x1,g9,bias", "b2,c3,h37,w45,m3,k3,p1x1,g3"),
+    *("b2,c5,h19,w40,m5,k5x3,s3x2,p2x1,d1x2,g5", "b3,c7,h2,w3,m7,k3,p2x2,g7"),
 )
 MORE_DEPTHWISE = (
-    "b4,c1,h9,w70,m1,k1,s2x3,g1",
-    "b1,c2,h23,w41,m2,k7,p3x3,g2,bias",
-    "b1,c8,h7,w7,m8,k3,p1x1,g8",
-    "b3,c4,h30,w29,m4,k3,s2x2,p1x1,g4,bias",
-    "b2,c3,h26,w17,m3,k3x5,s1x3,p4x3,d3x2,g3",
-    "b2,c2,h50,w90,m2,k3x2,s2x1,p0x3,g2,bias",
+    *("b4,c1,h9,w70,m1,k1,s2x3,g1", "b1,c2,h23,w41,m2,k7,p3x3,g2,bias"),
+    *("b1,c8,h7,w7,m8,k3,p1x1,g8", "b3,c4,h30,w29,m4,k3,s2x2,p1x1,g4,bias"),
+    *("b2,c3,h26,w17,m3,k3x5,s1x3,p4x3,d3x2,g3", "b2,c2,h50,w90,m2,k3x2,s2x1,p0x3,g2,bias"),
 )
 # The same for groups of few channels, one of them with more filters than channels.
 GROUPED = (
-    "b3,c12,h7,w7,m12,k3,p1x1,g3,bias",
-    "b1,c6,h19,w40,m10,k5x3,s3x2,p2x1,d1x2,g2,bias",
+    *("b3,c12,h7,w7,m12,k3,p1x1,g3,bias", "b1,c6,h19,w40,m10,k5x3,s3x2,p2x1,d1x2,g2,bias"),
     "b2,c12,h20,w37,m3,k3,p1x1,bias",
 )
 MORE_GROUPED = (
-    "b5,c24,h3,w4,m3,k3,p2x2,g3",
-    "b2,c8,h37,w45,m8,k3,p1x1,g2",
-    "b2,c2,h9,w35,m6,k3,s2x2,p1x1,g2",
-    "b2,c16,h14,w14,m16,k3,p1x1,g2",
-    "b1,c10,h28,w28,m14,k3,p1x1,g2,bias",
-    "b2,c21,h26,w17,m9,k3x5,s1x3,p4x3,d3x2,g3",
+    *("b5,c24,h3,w4,m3,k3,p2x2,g3", "b2,c8,h37,w45,m8,k3,p1x1,g2"),
+    *("b2,c2,h9,w35,m6,k3,s2x2,p1x1,g2", "b2,c16,h14,w14,m16,k3,p1x1,g2"),
+    *("b1,c10,h28,w28,m14,k3,p1x1,g2,bias", "b2,c21,h26,w17,m9,k3x5,s1x3,p4x3,d3x2,g3"),
     "b1,c16,h50,w90,m8,k3x2,s2x1,p0x3,g4,bias",
 )
 # Planes with and without a multiple of four pixels; tiles with several images, and with parts of
 # one; partially filled rows and channels; several blocks of rows.
-POINTWISE = (
-    "b5,c5,h3,w3,m9,k1,bias",
-    "b2,c20,h6,w14,m37,k1",
-    "b1,c33,h9,w11,m150,k1,bias",
-)
+POINTWISE = ("b5,c5,h3,w3,m9,k1,bias", "b2,c20,h6,w14,m37,k1", "b1,c33,h9,w11,m150,k1,bias")
 KERNELS = {
     **dict.fromkeys(("1_naive", "2_constant_weights", "3_shared_tiles", "4_im2col"), SMALL),
     **dict.fromkeys(("5_implicit_gemm", "6_register_tiles", "7_channel_tree"), SMALL),

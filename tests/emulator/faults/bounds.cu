@@ -24,11 +24,6 @@ PROGRAM(has_no_guard) {
     has_no_guard<<<2, 128>>>(a.y, a.x);
 }
 
-__global__ void compares_with_at_most(float* y, const float* x, int n) {
-    for (int i = threadIdx.x; i <= n; i += blockDim.x) y[i] = 2;  // compares_with_at_most: writes out of bounds
-}
-RUN(compares_with_at_most, 1, 64, a.y, a.x, a.COUNT)
-
 // A row too many of a plane of 16 x 16.
 __global__ void forgets_the_halo(float* y, const float* x) {
     const int h = threadIdx.y, w = threadIdx.x;

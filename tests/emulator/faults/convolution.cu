@@ -47,14 +47,6 @@ __global__ void takes_the_next_image(float* y, const float* x, const float* f) {
 }
 CONVOLUTION(takes_the_next_image)
 
-__global__ void counts_channels_from_one(float* y, const float* x, const float* f) {
-    OWN;
-    float sum = 0;
-    for (int c = 1; c <= C; ++c) sum += X(b, c, h, w);  // counts_channels_from_one: reads out of bounds
-    Y(b, m, h, w) = sum;
-}
-CONVOLUTION(counts_channels_from_one)
-
 // --- Strides and guards.
 
 __global__ void takes_its_height_for_the_width(float* y, const float* x, const float* f) {
@@ -139,27 +131,6 @@ __global__ void right_tile(float* y, const float* x, const float* f) {
 }
 TILES(right_tile, 0)
 
-__global__ void has_too_small_a_halo(float* y, const float* x, const float* f) {
-    __shared__ float tile[SIDE - 1][SIDE];
-    TILED;
-    for (int i = ty; i < SIDE; i += TILE)
-        for (int j = tx; j < SIDE; j += TILE)
-            tile[i][j] = IN(0, h0 + i, w0 + j);  // has_too_small_a_halo: index beyond an array
-    __syncthreads();
-    if (h < OH && w < OW) Y(b, 0, h, w) = tile[ty][tx] + tile[ty + 1][tx + 2];
-}
-TILES(has_too_small_a_halo, 0)
-
-// Bytes for the tile, but none for its halo.
-__global__ void is_launched_with_too_few_bytes(float* y, const float* x, const float* f) {
-    extern __shared__ float dynamic[];
-    TILED;
-    FILL(dynamic, 0);  // is_launched_with_too_few_bytes: writes out of bounds
-    __syncthreads();
-    if (h < OH && w < OW) Y(b, 0, h, w) = dynamic[ty * SIDE + tx];  // is_launched_with_too_few_bytes: reads out of bounds
-}
-TILES(is_launched_with_too_few_bytes, TILE * TILE * sizeof(float))
-
 __global__ void leaves_the_corner_out(float* y, const float* x, const float* f) {
     __shared__ float tile[SIDE * SIDE];
     TILED;
@@ -185,46 +156,6 @@ __global__ void uses_its_tile_at_once(float* y, const float* x, const float* f) 
     if (h < OH && w < OW) Y(b, 0, h, w) = sum;
 }
 TILES(uses_its_tile_at_once, 0)
-
-__global__ void loads_the_next_channel_too_soon(float* y, const float* x, const float* f) {
-    __shared__ float tile[SIDE * SIDE];
-    TILED;
-    float sum = 0;
-    for (int c = 0; c < C; ++c) {
-        FILL(tile, c);  // loads_the_next_channel_too_soon: race between threads of a block
-        __syncthreads();
-        for (int p = 0; p < K; ++p)
-            sum += tile[(ty + p) * SIDE + tx + p];  // loads_the_next_channel_too_soon: race between threads of a block
-    }
-    if (h < OH && w < OW) Y(b, 0, h, w) = sum;
-}
-TILES(loads_the_next_channel_too_soon, 0)
-
-__global__ void waits_inside_the_output_only(float* y, const float* x, const float* f) {
-    __shared__ float tile[SIDE * SIDE];
-    TILED;
-    FILL(tile, 0);  // waits_inside_the_output_only: race between threads of a block
-    if (h < OH && w < OW) {
-        __syncthreads();  // waits_inside_the_output_only: __syncthreads() that not all threads of the block reach
-        Y(b, 0, h, w) = tile[(ty + 1) * SIDE + tx + 1];  // waits_inside_the_output_only: race between threads of a block
-    }
-}
-TILES(waits_inside_the_output_only, 0)
-
-__global__ void returns_outside_the_output(float* y, const float* x, const float* f) {
-    __shared__ float tile[TILE * TILE];
-    TILED;
-    if (h >= OH || w >= OW) return;
-    float sum = 0;
-    for (int c = 0; c < C; ++c) {
-        tile[ty * TILE + tx] = X(b, c, h, w);
-        __syncthreads();  // returns_outside_the_output: __syncthreads() that not all threads of the block reach
-        sum += tile[ty * TILE + (tx ^ 1)];
-        __syncthreads();  // returns_outside_the_output: __syncthreads() that not all threads of the block reach
-    }
-    Y(b, 0, h, w) = sum;
-}
-TILES(returns_outside_the_output, 0)
 
 // --- Two tiles in turns.
 
