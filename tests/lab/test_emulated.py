@@ -274,7 +274,7 @@ PTX = "declared.cu:14: PTX (asm) cannot run without a GPU"
         1,
         [
             ("declared.cu", "float sum = 0;", 'float sum = 0; asm("bar.sync 0;");', PTX),
-            ("new-forward.cuh", "y = 0;", "y += x;", "new-forward.cuh:32: no "),
+            ("new-forward.cuh", "y = 0;", "y += x;", "new-forward.cuh:34: no "),
             ("new-forward.cuh", "y = 0;", "mshadow::Random<gpu> r;", "member"),
             ("new-forward.cuh", "#include <mx", f"{CUBLAS}#include <mx", "cublas_v2.h: No such"),
         ],

@@ -84,12 +84,6 @@ def test_repeats_give_medians_and_quartiles(player, tmp_path):
     assert timed == ["m1.1", "m2.1", "m3.1", *4 * ["m1.1", "m2.1"]]
 
 
-def test_a_single_run_is_called_one(report):
-    text = report()
-    assert "Each figure is of a single run;" in _section(text, "Results")
-    assert "m2.1, of a single run. These make up 90 % of the time:" in _section(text, "m2.1")
-
-
 def test_first_come_one_sentence_and_one_chart(report, player):
     player.gpu = True
     first = report().partition("<!-- notes")[0]

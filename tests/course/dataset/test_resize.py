@@ -182,13 +182,6 @@ def test_an_interruption_leaves_no_file(fake, original, monkeypatch):
     assert list((fake / "resized").iterdir()) == []
 
 
-def test_a_cache_that_cannot_be_is_reported(fake, original, tmp_path, monkeypatch):
-    (tmp_path / "file").write_text("in the way")
-    monkeypatch.setenv("ECE408_CACHE", str(tmp_path / "file" / "cache"))
-    with pytest.raises(CacheUnwritable, match="ECE408_CACHE"):
-        resize.resized("t10k", 48, original)
-
-
 def test_a_full_disk_is_reported(fake, original, monkeypatch):
     def fill_up(*_):
         raise OSError(28, "No space left on device")

@@ -63,6 +63,23 @@ def _addresses(arrays):
     return [array.ctypes.data for array in arrays]
 
 
+class Call:
+    """A forward call, its output, and what that should be."""
+
+    def __init__(self, problem, rng):
+        x, w, bias, self.y = _arrays(problem, rng)
+        self.arrays = (x, w, bias)
+        addresses = [*_addresses((x, w)), bias.ctypes.data if problem.bias else None]
+        self.asked = work.forward(problem, *addresses, self.y.ctypes.data, False, None)
+        self.expected = self.y.copy()
+        CpuBackend().forward(problem, *addresses, self.expected.ctypes.data, False)
+
+    def check(self, gpus, how):
+        self.y[:] = np.nan
+        staging.compute(self.asked, gpus, how)
+        np.testing.assert_array_equal(self.y, self.expected)
+
+
 @every(accumulate=[False, True], gpus=[1, 2, 3], dtype=["float32", "float64", "float16"])
 def test_every_direction_in_small_chunks_equals_the_cpu(
     plans, splitting, rng, dtype, gpus, accumulate
@@ -125,10 +142,8 @@ def _lent(pool, array):
 
 
 def test_ordinary_memory_is_not_reached(plans, pool, rng):
-    x, w, bias, y = _arrays(SMALL, rng)
     gpu = FakeGpu()
-    asked = work.forward(SMALL, *_addresses((x, w, bias, y)), False, None)
-    staging.compute(asked, [gpu], _staging(plans, budget=20_000))
+    Call(SMALL, rng).check([gpu], _staging(plans, budget=20_000))
     assert gpu.reached == 0
 
 
@@ -153,19 +168,12 @@ def _launches(gpus):
 
 
 def test_a_gpu_that_is_twice_as_slow_gets_a_third(plans, splitting, rng):
-    problem = ConvProblem.parse("b48,c1,h9,w8,m2,k3")
-    x, w, _, y = _arrays(problem, rng)
-    asked = work.forward(problem, *_addresses((x, w)), None, y.ctypes.data, False, None)
-    clock = Clock()
+    call, clock = Call(ConvProblem.parse("b48,c1,h9,w8,m2,k3"), rng), Clock()
     gpus = [FakeGpu(spend=clock.spending(seconds)) for seconds in (1, 2)]
     how = _staging(plans, budget=16_000, clock=clock)
-    expected = y.copy()
-    CpuBackend().forward(problem, *_addresses((x, w)), None, expected.ctypes.data, False)
     dealt = []
     for _ in range(14):
-        y[:] = np.nan
-        staging.compute(asked, gpus, how)
-        np.testing.assert_array_equal(y, expected)
+        call.check(gpus, how)
         dealt.append(_launches(gpus))
     # On both, on one, and then on the faster choice.
     alone, shared = [16, 0], [11, 5]
@@ -173,17 +181,14 @@ def test_a_gpu_that_is_twice_as_slow_gets_a_third(plans, splitting, rng):
 
 
 def test_small_batches_stay_on_the_gpu_that_is_faster_alone(plans, splitting, rng):
-    problem = ConvProblem.parse("b8,c1,h9,w8,m2,k3")
-    x, w, _, y = _arrays(problem, rng)
-    asked = work.forward(problem, *_addresses((x, w)), None, y.ctypes.data, False, None)
-    clock = Clock()
+    call, clock = Call(ConvProblem.parse("b8,c1,h9,w8,m2,k3"), rng), Clock()
     gpus = [FakeGpu(spend=clock.spending(seconds)) for seconds in (1, 50)]
     how = _staging(plans, budget=4_000, clock=clock)
     for _ in range(6):
-        staging.compute(asked, gpus, how)
+        call.check(gpus, how)
     assert min(_launches(gpus)) > 0
     for _ in range(5):
-        staging.compute(asked, gpus, how)
+        call.check(gpus, how)
     assert _launches(gpus)[1] == 0
 
 
@@ -207,25 +212,22 @@ def test_sums_over_the_batch_do_not_depend_on_shares(plans, rng, dtype):
 
 
 def test_a_call_that_copies_little_is_one_gpus(plans, rng):
-    x, w, bias, y = _arrays(SMALL, rng)
-    gpus = [FakeGpu(), FakeGpu()]
-    asked = work.forward(SMALL, *_addresses((x, w, bias, y)), False, None)
-    staging.prepare(asked, gpus, _staging(plans))
-    staging.compute(asked, gpus, _staging(plans))
+    call, gpus = Call(SMALL, rng), [FakeGpu(), FakeGpu()]
+    staging.prepare(call.asked, gpus, _staging(plans))
+    call.check(gpus, _staging(plans))
     assert [len(gpu.requests) for gpu in gpus] == [2, 0]
 
 
 def test_each_gpus_threads_make_the_memory_of_its_own_results(plans, splitting, rng, monkeypatch):
-    x, w, bias, y = _arrays(SMALL, rng)
-    made = []
+    call, made = Call(SMALL, rng), []
+    y = call.y
 
     def populate(address, nbytes, threads):
         made.append((threading.get_ident(), address - y.ctypes.data, nbytes, threads))
 
     monkeypatch.setattr(ring, "populate", populate)
     monkeypatch.setattr(ring, "_MADE_AHEAD", 4000)
-    asked = work.forward(SMALL, *_addresses((x, w, bias, y)), False, None)
-    staging.compute(asked, [FakeGpu(), FakeGpu()], _staging(plans, budget=20_000, threads=6))
+    call.check([FakeGpu(), FakeGpu()], _staging(plans, budget=20_000, threads=6))
     spans = sorted((at, at + nbytes) for _, at, nbytes, _ in made)
     assert [begin for begin, _ in spans] == [0] + [end for _, end in spans[:-1]]
     assert spans[-1][1] == y.nbytes
@@ -274,13 +276,8 @@ def test_a_gradient_alone(plans, rng):
 
 
 def test_less_memory_than_budgeted_makes_chunks_smaller(plans, rng):
-    x, w, bias, y = _arrays(SMALL, rng)
-    expected = y.copy()
-    asked = work.forward(SMALL, *_addresses((x, w, bias, y)), False, None)
     gpu = FakeGpu(memory=9_000)
-    staging.compute(asked, [gpu], _staging(plans))
-    CpuBackend().forward(SMALL, *_addresses((x, w, bias, expected)), False)
-    np.testing.assert_array_equal(y, expected)
+    Call(SMALL, rng).check([gpu], _staging(plans))
     sizes = [count * size for count, size in gpu.requests]
     assert len(sizes) > 1
     assert sizes == sorted(sizes, reverse=True)
@@ -294,12 +291,7 @@ def test_the_next_call_asks_for_no_memory(plans, rng, monkeypatch):
     monkeypatch.setattr(FakeGpu, "free_bytes", lambda gpu: free.pop(), raising=False)
     monkeypatch.setattr(FakeGpu, "reserved_bytes", lambda gpu: 0, raising=False)
     for _ in range(2):
-        x, w, bias, y = _arrays(SMALL, rng)
-        expected = y.copy()
-        asked = work.forward(SMALL, *_addresses((x, w, bias, y)), False, None)
-        staging.compute(asked, [gpu], how)
-        CpuBackend().forward(SMALL, *_addresses((x, w, bias, expected)), False)
-        np.testing.assert_array_equal(y, expected)
+        Call(SMALL, rng).check([gpu], how)
     assert not free
 
 
