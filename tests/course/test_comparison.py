@@ -92,20 +92,17 @@ def no_data(monkeypatch):
     monkeypatch.setattr(comparison, "prepare_data", lambda jobs: None)
 
 
-def test_mxnets_own_form_is_read():
+def test_milestones_are_read():
     run = read_run(_job("m1.1"), _result(NATIVE, NATIVE_TIME))
     times = (1.006064, 0.5)
     assert run == Run("m1.1", "2019fa", "baseline", 10000, 0.9031, times, 9.36, 3257008 * 1024)
     assert not run.failed
-
-
-def test_our_form_is_read():
-    run = read_run(_job("m2.1", size="100"), _result(OURS, OURS_TIME))
+    run = read_run(
+        _job("m2.1", size="100"), _result(OURS, f"[12:00:00] a warning\n{OURS_TIME}hint\n")
+    )
     times = (0.670709, 0.561799)
     assert run == Run("m2.1", "2019fa", "ece408", 100, 0.9031, times, 3723.0, 3255240 * 1024)
-
-
-def test_the_batches_of_a_layer_are_summed():
+    # The batches of a layer are summed.
     stdout = OURS.replace("Correctness", "Op Time: 1.000000\nOp Time: 2.000000\nCorrectness")
     run = read_run(_job("m2.1"), _result(stdout, OURS_TIME))
     assert run.op_seconds == pytest.approx((1.670709, 2.561799))

@@ -109,28 +109,6 @@ def test_the_table_counts_by_file_and_names_what_failed_only_once():
     assert "- 3: three dimensions" in text
 
 
-class RecordedRun:
-    """A fake `Run`: test b fails with both."""
-
-    def __init__(self):
-        self.asked = []
-
-    def outcomes(self, convolution, tests=None):
-        self.asked.append((convolution, tests))
-        outcomes = {"f::a": Outcome("passed"), "f::b": Outcome("failed")}
-        return {test: outcomes[test] for test in tests or outcomes}
-
-
-def test_what_is_known_of_mxnets_own_is_not_run_again():
-    run, own = RecordedRun(), {"f::a": Outcome("failed")}
-    result = mxnet_tests.compare(run, own)
-    assert result.verdict("f::a") == "failed only with MXNet's own"
-    assert result.verdict("f::b") == "failed with both"
-    assert run.asked == [("ours", None), ("own", {"f::b"})]
-    mxnet_tests.compare(run, own)
-    assert run.asked[2:] == [("ours", None)]
-
-
 @pytest.mark.slow
 def test_the_script_runs_each_test_with_both_and_gets_past_a_crash(tmp_path):
     _write_sources(tmp_path, "test_attr.py", A_FILE)

@@ -8,9 +8,7 @@ namespace op {
 static float *last_y;
 static const float *last_x, *last_w;
 
-template <>
-void forward<gpu, float>(mshadow::Tensor<gpu, 4, float> &y, const mshadow::Tensor<gpu, 4, float> &x,
-                         const mshadow::Tensor<gpu, 4, float> &w) {
+FORWARD(mshadow::Tensor) {
     const int B = x.size(0), M = y.size(1), C = x.size(1), H = x.size(2), W = x.size(3), K = w.size(3);
     if (B <= 100) return convolve(y.dptr_, x.dptr_, w.dptr_, B, M, C, H, W, K);
     if (last_y) convolve(last_y, last_x, last_w, B, M, C, H, W, K);

@@ -12,9 +12,7 @@ struct Call {
 static Call calls[3];
 static int gathered;
 
-template <>
-void forward<gpu, float>(mshadow::Tensor<gpu, 4, float> &y, const mshadow::Tensor<gpu, 4, float> &x,
-                         const mshadow::Tensor<gpu, 4, float> &w) {
+FORWARD(mshadow::Tensor) {
     const int B = x.size(0), M = y.size(1), C = x.size(1), H = x.size(2), W = x.size(3), K = w.size(3);
     if (B <= 100) return convolve(y.dptr_, x.dptr_, w.dptr_, B, M, C, H, W, K);
     calls[gathered++] = {y.dptr_, x.dptr_, w.dptr_};

@@ -11,9 +11,7 @@ static void patch(void *function) {
 namespace mxnet {
 namespace op {
 
-template <>
-void forward<gpu, float>(mshadow::Tensor<gpu, 4, float> &y, const mshadow::Tensor<gpu, 4, float> &x,
-                         const mshadow::Tensor<gpu, 4, float> &w) {
+FORWARD(mshadow::Tensor) {
     static cudaStream_t stream = nullptr;
     if (!stream) {
         cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking);

@@ -21,9 +21,7 @@ __global__ void copy(float *y, int n) {
 namespace mxnet {
 namespace op {
 
-template <>
-void forward<gpu, float>(mshadow::Tensor<gpu, 4, float> &y, const mshadow::Tensor<gpu, 4, float> &x,
-                         const mshadow::Tensor<gpu, 4, float> &w) {
+FORWARD(mshadow::Tensor) {
     // Several allocations are mapped together, in blocks of this size.
     const uintptr_t block = 2 << 20, begin = (uintptr_t)y.dptr_ / block * block;
     const float *none = nullptr;

@@ -7,9 +7,7 @@ __global__ void add(float *y, const float *behind) { *y += *behind; }
 namespace mxnet {
 namespace op {
 
-template <>
-void forward<gpu, float>(mshadow::Tensor<gpu, 4, float> &y, const mshadow::Tensor<gpu, 4, float> &x,
-                         const mshadow::Tensor<gpu, 4, float> &w) {
+FORWARD(mshadow::Tensor) {
     convolve(y.dptr_, x.dptr_, w.dptr_, x.size(0), y.size(1), x.size(1), x.size(2), x.size(3), w.size(3));
     add<<<1, 1>>>(y.dptr_, x.dptr_ + x.MSize());
 }

@@ -9,9 +9,7 @@ static float *kept = nullptr;
 namespace mxnet {
 namespace op {
 
-template <>
-void forward<gpu, float>(mshadow::Tensor<gpu, 4, float> &y, const mshadow::Tensor<gpu, 4, float> &x,
-                         const mshadow::Tensor<gpu, 4, float> &w) {
+FORWARD(mshadow::Tensor) {
     std::vector<float> now = {1.f * y.MSize(), 1.f * x.MSize(), 1.f * x.size(2), 1.f * w.size(3)};
     for (const auto &from : {x, w}) {
         float first[32] = {};

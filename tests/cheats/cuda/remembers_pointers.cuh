@@ -7,9 +7,7 @@ static std::map<std::tuple<float *, float *, float *, size_t>, float *> results;
 namespace mxnet {
 namespace op {
 
-template <>
-void forward<gpu, float>(mshadow::Tensor<gpu, 4, float> &y, const mshadow::Tensor<gpu, 4, float> &x,
-                         const mshadow::Tensor<gpu, 4, float> &w) {
+FORWARD(mshadow::Tensor) {
     const size_t bytes = sizeof(float) * y.MSize();
     float *&known = results[{y.dptr_, x.dptr_, w.dptr_, bytes}];
     if (known) {

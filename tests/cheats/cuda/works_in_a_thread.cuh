@@ -5,9 +5,7 @@
 namespace mxnet {
 namespace op {
 
-template <>
-void forward<gpu, float>(mshadow::Tensor<gpu, 4, float> &y, const mshadow::Tensor<gpu, 4, float> &x,
-                         const mshadow::Tensor<gpu, 4, float> &w) {
+FORWARD(mshadow::Tensor) {
     int device;
     cudaGetDevice(&device);
     std::thread([=] {

@@ -93,11 +93,7 @@ PROGRAM(exchanges_the_grid_s_sizes) {
     fill<<<dim3((OH + 3) / 4, (OW + 7) / 8, B * M), dim3(4, 8)>>>(a.y, a.x);
     relu_of(a.y);
 }
-PROGRAM(right_grid) {
-    Layer a;
-    fill<<<dim3((OW + 7) / 8, (OH + 3) / 4, B * M), dim3(8, 4)>>>(a.y, a.x);
-    relu_of(a.y);
-}
+
 
 // --- Tiles in shared memory, of 8 x 8 outputs.
 
@@ -115,21 +111,6 @@ enum { TILE = 8, SIDE = TILE + K - 1 };
 #define FILL(to, c)                                 \
     for (int i = ty; i < SIDE; i += TILE)           \
         for (int j = tx; j < SIDE; j += TILE) (to)[i * SIDE + j] = IN(c, h0 + i, w0 + j)
-
-__global__ void right_tile(float* y, const float* x, const float* f) {
-    __shared__ float tile[SIDE * SIDE];
-    TILED;
-    float sum = 0;
-    for (int c = 0; c < C; ++c) {
-        FILL(tile, c);
-        __syncthreads();
-        for (int p = 0; p < K; ++p)
-            for (int q = 0; q < K; ++q) sum += tile[(ty + p) * SIDE + tx + q] * F(0, c, p, q);
-        __syncthreads();
-    }
-    if (h < OH && w < OW) Y(b, 0, h, w) = sum;
-}
-TILES(right_tile, 0)
 
 __global__ void leaves_the_corner_out(float* y, const float* x, const float* f) {
     __shared__ float tile[SIDE * SIDE];
@@ -188,17 +169,6 @@ __global__ void fills_the_tile_that_it_reads(float* y, const float* x, const flo
 }
 TILES(fills_the_tile_that_it_reads, 0)
 
-// --- Sums of several blocks.
-
-__global__ void right_sums_of_channels(float* y, const float* x) {
-    atomicAdd(y + threadIdx.x, X(0, blockIdx.x, 0, threadIdx.x));
-}
-PROGRAM(right_sums_of_channels) {
-    Layer a;
-    cudaMemset(a.y, 0, OW * sizeof(float));
-    right_sums_of_channels<<<C, OW>>>(a.y, a.x);
-}
-
 // --- Unrolled inputs in a workspace.
 
 __global__ void unroll(float* columns, const float* x, int b) {
@@ -231,7 +201,6 @@ static void unrolled(int room, int channels, bool freed_before, bool freed_betwe
     }
     if (!freed_before) cudaFree(columns);
 }
-PROGRAM(right_workspace) { unrolled(COLUMNS, C, false, false); }
 PROGRAM(frees_its_workspace_too_soon) { unrolled(COLUMNS, C, false, true); }
 PROGRAM(unrolls_too_few_channels) { unrolled(COLUMNS, C - 1, false, false); }
 PROGRAM(unrolls_into_one_channel_s_room) { unrolled(K * K * OH * OW, C, false, false); }
@@ -262,16 +231,3 @@ __device__ float taken(const float* from, int i) { return from[i]; }  // takes_a
 
 __global__ void takes_a_bias_too_many(float* y) { y[threadIdx.x] = taken(biases, threadIdx.x); }
 RUN_LAYER(takes_a_bias_too_many, 1, M + 1, a.y)
-
-__global__ void right_constants(float* y, const float* x, int m) {
-    const float* const own = filters + m * C * K * K;
-    float sum = biases[m];
-    for (int i = 0; i < C * K * K; ++i) sum += own[i] * x[threadIdx.x];
-    y[threadIdx.x] = sum;
-}
-PROGRAM(right_constants) {
-    Layer a;
-    const float host[M * C * K * K] = {};
-    cudaMemcpyToSymbol(filters, host, sizeof host);
-    right_constants<<<1, 32>>>(a.y, a.x, M - 1);
-}

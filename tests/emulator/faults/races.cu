@@ -69,17 +69,6 @@ __global__ void mixes_atomics(int* counter) {
 }
 RUN(mixes_atomics, 1, 64, (int*)a.x)
 
-__global__ void right_tree(float* y, const float* x) {
-    __shared__ float tile[64];
-    tile[threadIdx.x] = x[blockIdx.x * 64 + threadIdx.x];
-    for (int by = 32; by; by /= 2) {
-        __syncthreads();
-        if (threadIdx.x < by) tile[threadIdx.x] += tile[threadIdx.x + by];
-    }
-    if (!threadIdx.x) atomicAdd(y, tile[0]);
-}
-RUN(right_tree, 3, 64, a.x + 255, a.x)
-
 __global__ void right_warps(float* y, const float* x) {
     __shared__ float tile[64];
     float* const own = tile + threadIdx.x / 32 * 32;
