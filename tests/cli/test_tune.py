@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import json
-import math
 import multiprocessing
 import os
 import socket
@@ -108,6 +107,23 @@ class FakeBench:
 
 
 @pytest.fixture
+def play(monkeypatch):
+    """Give candidates times by a function of the problem, the kernel's name and its macros; a text
+    is what is wrong with the result."""
+
+    def played(of):
+        def time(self, kernel, samples, plan):
+            self.timed.append((kernel.name, dict(plan.defines).get("ROWS")))
+            found = of(self.problem, kernel.name, dict(plan.defines))
+            wrong = found if isinstance(found, str) else None
+            return Timing([1.0 if wrong else found] * samples, 1e-7, wrong)
+
+        monkeypatch.setattr(FakeBench, "time", time)
+
+    return played
+
+
+@pytest.fixture
 def benches(monkeypatch, tmp_path):
     made = []
 
@@ -160,16 +176,10 @@ def test_the_fastest_right_one_of_each_precision_wins(benches):
     assert ("1_naive", 20) not in bench.timed
 
 
-def test_other_tiles_are_timed_where_a_kernels_own_come_near(benches, monkeypatch):
-    near, slow = tiled("1_naive"), tiled("5_implicit_gemm")
-    monkeypatch.setattr(catalog, "KERNELS", (near, slow))
-
-    def time(self, kernel, samples, plan):
-        rows = dict(plan.defines).get("ROWS")
-        self.timed.append((kernel.name, rows))
-        return Timing([{0: 1.0, 1: 0.5, 2: 3.0}[rows] if kernel is near else 2.5], 1e-7, None)
-
-    monkeypatch.setattr(FakeBench, "time", time)
+def test_other_tiles_are_timed_where_a_kernels_own_come_near(benches, play, monkeypatch):
+    monkeypatch.setattr(catalog, "KERNELS", (tiled("1_naive"), tiled("5_implicit_gemm")))
+    near = {0: 1.0, 1: 0.5, 2: 3.0}
+    play(lambda problem, name, macros: near[macros["ROWS"]] if name == "1_naive" else 2.5)
     counted = []
     task = tuner.Task(FA19[0])
     _, (result,) = tuner.tune(FakeGpu(), task, ["float32"], lambda: counted.append(1))
@@ -180,8 +190,8 @@ def test_other_tiles_are_timed_where_a_kernels_own_come_near(benches, monkeypatc
     }
 
 
-def test_when_none_is_right_it_fails(benches, monkeypatch):
-    monkeypatch.setattr(FakeBench, "time", lambda *a, **k: Timing([1.0], math.nan, "all is NaN"))
+def test_when_none_is_right_it_fails(benches, play):
+    play(lambda *_: "all is NaN")
     with pytest.raises(TuningFailed, match=r"none of \d+ candidates computes b10000.*: all is NaN"):
         tuner.tune(FakeGpu(), tuner.Task(FA19[0]), ["float32"])
 
@@ -227,12 +237,8 @@ def test_where_there_is_one_kernel_nothing_is_measured(benches, capsys):
     assert benches == []
 
 
-def test_gradients_are_tuned_where_they_are_asked_for(benches, capsys, monkeypatch):
-    def time(self, kernel, samples, plan):
-        ms = 0.1 if kernel.name.startswith("implicit_gemm_prepacked") else 0.2
-        return Timing([ms] * samples, 1e-7, None)
-
-    monkeypatch.setattr(FakeBench, "time", time)
+def test_gradients_are_tuned_where_they_are_asked_for(benches, capsys, play):
+    play(lambda _, name, macros: 0.1 if name.startswith("implicit_gemm_prepacked") else 0.2)
     problem = ConvProblem.parse("b32,c64,h14,w14,m32,k3,p1")
     assert execute(["tune", str(problem), "--gradients", "--quick"]) == 0
     assert [bench.direction for bench in benches] == [
@@ -273,12 +279,8 @@ def test_few_candidates_are_those_that_may_run_untuned():
         assert set(found) < set(tuner.candidates(tuner.Task(problem, direction), FakeGpu(), "tf32"))
 
 
-def test_what_fails_is_left_out_and_said(benches, capsys, monkeypatch):
-    def time(self, kernel, samples, plan):
-        failure = "all is NaN" if self.problem.channels == 3 else None
-        return Timing([0.5] * samples, 1e-7, failure)
-
-    monkeypatch.setattr(FakeBench, "time", time)
+def test_what_fails_is_left_out_and_said(benches, capsys, play):
+    play(lambda problem, *_: "all is NaN" if problem.channels == 3 else 0.5)
     names = ["b9,c3,h9,w9,m4,k3", "b9,c4,h9,w9,m4,k3"]
     assert execute(["tune", *names]) == TuningFailed.exit_code
     printed = capsys.readouterr()
@@ -442,12 +444,8 @@ def test_tunables_that_mean_nothing_have_their_line(tunable):
             work.plan(FA19[1], "forward", (9, 0), False, str(tunable))
 
 
-def test_a_file_runs_with_the_tunables_that_were_measured(benches, monkeypatch, tunable, capsys):
-    def time(self, kernel, samples, plan):
-        tile = dict(plan.defines).get("TILE")
-        return Timing([{256: 3.0, 64: 2.0}.get(tile, 0.5)] * samples, 1e-7, None)
-
-    monkeypatch.setattr(FakeBench, "time", time)
+def test_a_file_runs_with_the_tunables_that_were_measured(benches, play, tunable, capsys):
+    play(lambda problem, name, macros: {256: 3.0, 64: 2.0}.get(macros.get("TILE"), 0.5))
     assert execute(["tune", "fa19_2", "--batch-size", "100", "--kernel", str(tunable)]) == 0
     printed = capsys.readouterr().out
     assert "in float32: mine.cu TILE=64 UNROLL=1, 2.0000 ms of 4 candidates" in printed

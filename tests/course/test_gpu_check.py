@@ -67,22 +67,20 @@ def test_mxnets_cpu_build_has_no_gpu_convolution(monkeypatch):
         gpu_check.choose_way(own_operator=False)
 
 
-def test_with_mxnets_cpu_build_our_operator_is_staged(monkeypatch):
-    _pretend(monkeypatch)
-    way = gpu_check.choose_way(own_operator=True)
-    assert not way.network_on_gpu
-    assert way.explanation == (
-        "staged: convolutions run on a GPU, the rest on the CPU, for this MXNet is built for the "
-        "CPU only"
-    )
+STAGED = (
+    "staged: convolutions run on a GPU, the rest on the CPU, for this MXNet is built for the CPU"
+)
+WHOLE = "zero-copy: the whole network runs on a GPU"
 
 
-def test_where_mxnet_has_code_for_the_gpu_networks_run_there(monkeypatch):
-    _pretend(monkeypatch, capability=(8, 9), mxnet=("sm_50", "sm_86"))
-    for own_operator in (False, True):
-        way = gpu_check.choose_way(own_operator)
-        assert way.network_on_gpu
-        assert way.explanation == "zero-copy: the whole network runs on a GPU"
+@pytest.mark.parametrize(
+    ("mxnet", "own_operator", "way"),
+    [(None, True, f"{STAGED} only"), (["sm_86"], False, WHOLE), (["sm_86"], True, WHOLE)],
+)
+def test_networks_run_where_mxnet_has_code_for_the_gpu(monkeypatch, mxnet, own_operator, way):
+    _pretend(monkeypatch, capability=(8, 9), mxnet=mxnet)
+    found = gpu_check.choose_way(own_operator)
+    assert (found.network_on_gpu, found.explanation) == (mxnet is not None, way)
 
 
 def test_where_mxnet_has_no_code_for_the_gpu(monkeypatch):

@@ -159,16 +159,10 @@ class Generator:
         shapes = self.program.shapes
         return [i for i, s in enumerate(shapes) if i != number and fits(s, shapes[number])]
 
-    def _parameter(self, kind: str, shape: Shape) -> str:
+    def _parameter(self, kind: str, shape: Shape, is_average: bool = False) -> str:
         self._count += 1
         name = f"{kind}{self._count}"
-        self.program.parameters[name] = shape
-        return name
-
-    def _average(self, kind: str, shape: Shape) -> str:
-        self._count += 1
-        name = f"{kind}{self._count}"
-        self.program.averages[name] = shape
+        (self.program.averages if is_average else self.program.parameters)[name] = shape
         return name
 
     def _name(self, kind: str) -> str:
@@ -369,7 +363,7 @@ class Generator:
 
     def _normal(self, x: int, channels: int, statistics: bool) -> tuple[list[str], Run]:
         names = [self._parameter(kind, (channels,)) for kind in ("gamma", "beta")]
-        names += [self._average(kind, (channels,)) for kind in ("mean", "var")]
+        names += [self._parameter(kind, (channels,), True) for kind in ("mean", "var")]
         gamma, beta, mean, variance = names
         fix, epsilon = self._chance(0.5), float(self.rng.choice([1e-3, 1e-5]))
         label = self._name("n")

@@ -155,65 +155,39 @@ def _check_gradients(problem, rng, precision="float32"):
     return names
 
 
+def _gradients_by(of_x, of_w, texts, quick=0, precision="float32"):
+    return first(quick, [(text, of_x, of_w, precision) for text in texts])
+
+
 # On a GPU the default is a tensor core kernel, which the emulator does not support.
-@pytest.mark.parametrize(
-    "text", first(1, [GENERAL[0], STRIDED[0], "b2,c8,h9,w9,m16,k3", GENERAL[1], STRIDED[1]])
-)
-def test_gradients_are_exact_and_have_no_fault(text, rng):
-    problem = ConvProblem.parse(text)
-    of_x, of_w = _check_gradients(problem, rng)
-    assert of_x.startswith("general")
-    assert of_w.startswith(("general", "implicit_gemm_simt"))
-    names = _check_gradients(problem, rng, "strict")
-    assert all(name.startswith("general_strict") for name in names)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("text", MORE_STRIDED)
-def test_more_strided_gradients_are_exact_and_have_no_fault(text, rng):
-    names = _check_gradients(ConvProblem.parse(text), rng)
-    assert all(name.startswith("general") for name in names)
-
-
-@pytest.mark.parametrize("text", first(1, DEPTHWISE))
-def test_depthwise_gradients_are_exact_and_have_no_fault(text, rng):
-    names = _check_gradients(ConvProblem.parse(text), rng)
-    assert all(name.startswith("depthwise") for name in names)
-
-
+USUAL = (GENERAL[0], STRIDED[0], "b2,c8,h9,w9,m16,k3", GENERAL[1], STRIDED[1])
+# Few channels, and more planes of dy than a block processes at once.
 MANY_IMAGES = ("b264,c3,h7,w6,m10,k3,p1x1", "b290,c2,h20,w9,m9,k5x3,p1x2,d2x1")
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("text", MANY_IMAGES)
-def test_gradients_for_images_are_exact_and_have_no_fault(text, rng):
-    """The layers have few channels, and more planes of dy than a block processes at once."""
-    assert _check_gradients(ConvProblem.parse(text), rng)[0] == "grouped_backward_data"
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("text", GROUPED[:-1])
-def test_gradients_of_groups_are_exact_and_have_no_fault(text, rng):
-    names = _check_gradients(ConvProblem.parse(text), rng)
-    assert all(name.startswith("grouped") for name in names)
-
-
-@pytest.mark.parametrize("text", first(1, [POINTWISE[0], "b1,c150,h9,w11,m33,k1", POINTWISE[1]]))
-def test_gradients_of_few_filters_are_exact_and_have_no_fault(text, rng):
-    assert _check_gradients(ConvProblem.parse(text), rng)[0] == "pointwise_simt_backward_data"
-
-
+FEW_FILTERS = (POINTWISE[0], "b1,c150,h9,w11,m33,k1", POINTWISE[1])
+# All at once and in several parts; by fours and single values.
 SUMS_FOR_W = (
     *("b3,c9,h5,w5,m33,k3,p1", "b2,c20,h6,w14,m37,k1", "b1,c5,h20,w21,m9,k1"),
     "b1,c33,h9,w11,m70,k3x2,s2x1,p1x0,d1x2",
 )
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("text", SUMS_FOR_W)
-def test_gradients_for_w_of_few_pixels_are_exact_and_have_no_fault(text, rng):
-    """All at once and in several parts; by fours and single values."""
-    assert _check_gradients(ConvProblem.parse(text), rng)[1] == "implicit_gemm_simt_backward_weight"
+@pytest.mark.parametrize(
+    ("text", "of_x", "of_w", "precision"),
+    [
+        *_gradients_by("general", ("general", "implicit_gemm_simt"), USUAL, 1),
+        *_gradients_by("general_strict", "general_strict", USUAL, 1, "strict"),
+        *_gradients_by("general", "general", MORE_STRIDED),
+        *_gradients_by("depthwise", "depthwise", DEPTHWISE, 1),
+        *_gradients_by("grouped", "grouped", GROUPED[:-1]),
+        *_gradients_by("grouped_backward_data", "", MANY_IMAGES),
+        *_gradients_by("pointwise_simt_backward_data", "", FEW_FILTERS, 1),
+        *_gradients_by("", "implicit_gemm_simt_backward_weight", SUMS_FOR_W),
+    ],
+)
+def test_gradients_are_exact_and_have_no_fault(text, of_x, of_w, precision, rng):
+    names = _check_gradients(ConvProblem.parse(text), rng, precision)
+    assert names[0].startswith(of_x)
+    assert names[1].startswith(of_w)
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@
 // Streams that do or do not wait for the default one, and initialised arrays.
 struct Streams {
     Arrays a;
+    float* pinned;
     cudaStream_t s, t;
     cudaEvent_t event;
 
@@ -11,10 +12,14 @@ struct Streams {
         cudaStreamCreateWithFlags(&s, flags);
         cudaStreamCreateWithFlags(&t, flags);
         cudaEventCreateWithFlags(&event, cudaEventDisableTiming);
+        cudaMallocHost(&pinned, 1024);
+        memset(pinned, 0, 1024);
         cudaMemset(a.y, 0, Arrays::COUNT * sizeof(float));
         cudaDeviceSynchronize();
     }
     ~Streams() {
+        cudaDeviceSynchronize();
+        cudaFreeHost(pinned);
         cudaEventDestroy(event);
         cudaStreamDestroy(s);
         cudaStreamDestroy(t);
@@ -74,12 +79,8 @@ PROGRAM(waits_for_one_of_two_readers) {
 
 PROGRAM(copies_before_it_is_computed) {
     Streams all;
-    float* pinned;
-    cudaMallocHost(&pinned, 256);
     fills<<<1, 64, 0, all.s>>>(all.a.x);
-    cudaMemcpyAsync(pinned, all.a.x, 256, cudaMemcpyDeviceToHost, all.t);  // copies_before_it_is_computed: race between streams
-    cudaDeviceSynchronize();
-    cudaFreeHost(pinned);
+    cudaMemcpyAsync(all.pinned, all.a.x, 256, cudaMemcpyDeviceToHost, all.t);  // copies_before_it_is_computed: race between streams
 }
 
 __global__ void reads_a_copy(float* y, const float* x) {
@@ -87,54 +88,40 @@ __global__ void reads_a_copy(float* y, const float* x) {
 }
 PROGRAM(reads_what_is_being_copied) {
     Streams all;
-    float* pinned;
-    cudaMallocHost(&pinned, 256);
-    memset(pinned, 0, 256);
-    cudaMemcpyAsync(all.a.x, pinned, 256, cudaMemcpyHostToDevice, all.s);
+    cudaMemcpyAsync(all.a.x, all.pinned, 256, cudaMemcpyHostToDevice, all.s);
     reads_a_copy<<<1, 64, 0, all.t>>>(all.a.y, all.a.x);
-    cudaDeviceSynchronize();
-    cudaFreeHost(pinned);
 }
 
 // The host and a copy.
 PROGRAM(reads_a_copy_on_the_host) {
     Streams all;
-    float *pinned, sum = 0;
-    cudaMallocHost(&pinned, 256);
+    float sum = 0;
     fills<<<1, 64, 0, all.s>>>(all.a.x);
-    cudaMemcpyAsync(pinned, all.a.x, 256, cudaMemcpyDeviceToHost, all.s);
+    cudaMemcpyAsync(all.pinned, all.a.x, 256, cudaMemcpyDeviceToHost, all.s);
     cudaStreamSynchronize(all.t);
-    for (int i = 0; i < 64; ++i) sum += pinned[i];  // reads_a_copy_on_the_host: race between streams
+    for (int i = 0; i < 64; ++i) sum += all.pinned[i];  // reads_a_copy_on_the_host: race between streams
     cudaMemset(all.a.y, sum > 0, 4);
-    cudaFreeHost(pinned);
 }
 PROGRAM(overwrites_a_copy_on_the_host) {
     Streams all;
-    float* pinned;
-    cudaMallocHost(&pinned, 256);
     for (int i = 0; i < 2; ++i) {
-        for (int k = 0; k < 64; ++k) pinned[k] = i;  // overwrites_a_copy_on_the_host: race between streams
-        cudaMemcpyAsync(all.a.x, pinned, 256, cudaMemcpyHostToDevice, all.s);
+        for (int k = 0; k < 64; ++k) all.pinned[k] = i;  // overwrites_a_copy_on_the_host: race between streams
+        cudaMemcpyAsync(all.a.x, all.pinned, 256, cudaMemcpyHostToDevice, all.s);
     }
-    cudaDeviceSynchronize();
-    cudaFreeHost(pinned);
 }
 PROGRAM(right_copies_on_the_host) {
     Streams all;
-    float* pinned;
-    cudaMallocHost(&pinned, 512);
     for (int i = 0; i < 4; ++i) {
         // Its other half is being copied.
-        for (int k = 0; k < 64; ++k) pinned[i % 2 * 64 + k] = i;
-        cudaMemcpyAsync(all.a.x, pinned + i % 2 * 64, 256, cudaMemcpyHostToDevice, all.s);
+        for (int k = 0; k < 64; ++k) all.pinned[i % 2 * 64 + k] = i;
+        cudaMemcpyAsync(all.a.x, all.pinned + i % 2 * 64, 256, cudaMemcpyHostToDevice, all.s);
         cudaEventSynchronize(all.event);
         cudaEventRecord(all.event, all.s);
     }
-    cudaMemcpyAsync(pinned, all.a.x, 256, cudaMemcpyDeviceToHost, all.s);
+    cudaMemcpyAsync(all.pinned, all.a.x, 256, cudaMemcpyDeviceToHost, all.s);
     cudaEventRecord(all.event, all.s);
     cudaEventSynchronize(all.event);
-    pinned[0] += 1;
-    cudaFreeHost(pinned);
+    all.pinned[0] += 1;
 }
 
 // The default stream and one that does not wait for it.
@@ -179,20 +166,17 @@ PROGRAM(right_events) {
 // Each stream copies and computes its slice of one array; all read the weights.
 PROGRAM(right_slices) {
     Streams all;
-    float *pinned, pageable[256];
-    cudaMallocHost(&pinned, 1024);
-    for (int i = 0; i < 256; ++i) pinned[i] = i;
+    float pageable[256];
+    for (int i = 0; i < 256; ++i) all.pinned[i] = i;
     for (int i = 0; i < 4; ++i) {
         const cudaStream_t own = i % 2 ? all.s : all.t;
-        cudaMemcpyAsync(all.a.x + 64 * i, pinned + 64 * i, 256, cudaMemcpyHostToDevice, own);
+        cudaMemcpyAsync(all.a.x + 64 * i, all.pinned + 64 * i, 256, cudaMemcpyHostToDevice, own);
         doubles<<<1, 64, 0, own>>>(all.a.y + 64 * i, all.a.x + 64 * i);
         cudaMemcpyAsync(pageable + 64 * i, all.a.y + 64 * i, 256, cudaMemcpyDeviceToHost, own);
     }
     cudaStreamSynchronize(all.s);
     cudaStreamSynchronize(all.t);
     fills<<<4, 64>>>(all.a.x);
-    cudaDeviceSynchronize();
-    cudaFreeHost(pinned);
 }
 
 // Streams that wait for the default one, as it waits for them.
