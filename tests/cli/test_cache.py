@@ -33,11 +33,6 @@ def test_clear_removes_what_the_package_made_and_nothing_else(folder):
     assert cache.clear() == []
 
 
-def test_clear_by_kind_leaves_the_others(folder):
-    cache.clear(["resized", "resized", "fashion-mnist"])
-    assert sorted(os.listdir(folder)) == ["thesis.txt", "training"]
-
-
 def test_an_absent_cache_is_empty(tmp_path, monkeypatch):
     monkeypatch.setenv("ECE408_CACHE", str(tmp_path / "nowhere"))
     assert cache.entries() == cache.clear() == []

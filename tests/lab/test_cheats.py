@@ -36,7 +36,6 @@ SAYS = {
     "reads_behind": "reads memory behind or before its arrays",
     "answers_early": "",
     "writes_the_answer_file": "",
-    "kills_its_parent": "the parent lives",
     "hangs": "takes more than 2 s",
     "hangs_while_it_is_loaded": "takes more than 2 s",
     "starts_threads": "",

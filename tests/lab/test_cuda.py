@@ -27,11 +27,7 @@ TIMED = "b200,c12,h33,w33,m24,k5"
 SAYS = {
     **dict.fromkeys(("writes_nothing", "works_once", "half_precision", "ends_the_process"), ""),
     **dict.fromkeys(("works_in_a_thread", "answers_early", "answers_with_nonsense"), ""),
-    **dict.fromkeys(
-        ("remembers_in_the_module", "remembers_pointers"), "the result of the call before"
-    ),
-    "works_in_a_constructor": "everything is 0",
-    "knows_the_course": "nothing is written",
+    "remembers_pointers": "the result of the call before",
     "tf32": "real ones are off by",
     **dict.fromkeys(
         ("changes_its_inputs", "changes_its_inputs_on_the_host"), "writes into its input w"
@@ -66,8 +62,7 @@ HONEST = (
 )
 WITH_ITS_COPIES = ("works_in_the_prolog", "works_in_the_epilog", "hides_its_arrays")
 WRONG_SAYS = {
-    **dict.fromkeys(("adds_without_atomics", "reads_its_tile_too_early", "copies_too_little"), ""),
-    "fills_constant_memory": "invalid argument",
+    **dict.fromkeys(("reads_its_tile_too_early", "copies_too_little"), ""),
     "needs_small_images": "over 1024 threads in a block",
 }
 RIGHT = """

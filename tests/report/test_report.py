@@ -207,13 +207,6 @@ def test_above_the_floor_is_explained(report, player):
     assert "conv2 is above 100% of the floor: winograd multiplies less than" in section
 
 
-def test_pictures_lie_beside_the_text(report, tmp_path):
-    names = re.findall(r"!\[[^]]+\]\((.*?)\)", report())
-    assert set(names) == {"overview.svg", "timeline_m1.1.svg", "timeline_m2.1.svg",
-                          "ladder_cpu.svg", "roofline_cpu.svg"}  # fmt: skip
-    assert all((tmp_path / name).is_file() for name in names)
-
-
 def test_notes_survive(report, tmp_path):
     path = tmp_path / "report.md"
     note = "## A heading\n\n\n| a | b |\n| --- | --- |\n| `c` | {{ d }} |"

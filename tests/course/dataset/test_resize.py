@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -172,21 +173,12 @@ def test_verify_checks_what_was_made_of_the_images(fake, original, monkeypatch, 
     assert execute(["data", "verify"]) == 0
 
 
-def test_an_interruption_leaves_no_file(fake, original, monkeypatch):
-    def interrupt(*_):
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(resize, "resize_image", interrupt)
-    with pytest.raises(KeyboardInterrupt):
-        resize.resized("t10k", 48, original)
-    assert list((fake / "resized").iterdir()) == []
-
-
-def test_a_full_disk_is_reported(fake, original, monkeypatch):
-    def fill_up(*_):
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(resize, "resize_image", fill_up)
-    with pytest.raises(CacheUnwritable, match="No space left on device"):
+@pytest.mark.parametrize(
+    ("error", "raised"),
+    [(KeyboardInterrupt(), KeyboardInterrupt), (OSError(28, "No space left"), CacheUnwritable)],
+)
+def test_what_is_not_finished_leaves_no_file(fake, original, monkeypatch, error, raised):
+    monkeypatch.setattr(resize, "resize_image", mock.Mock(side_effect=error))
+    with pytest.raises(raised, match="No space left" if raised is CacheUnwritable else ""):
         resize.resized("t10k", 48, original)
     assert list((fake / "resized").iterdir()) == []

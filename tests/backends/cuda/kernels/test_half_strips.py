@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from cases import every
 
-from ece408_op.backends.cuda.kernels import catalog, half_strips
+from ece408_op.backends.cuda.kernels import catalog
 from ece408_op.bench import oracle
 from ece408_op.bench.gpu_arrays import run
 from ece408_op.bench.shapes import SHAPES
@@ -23,21 +23,6 @@ def gpu(gpu):
     if gpu.capability != HOPPER:
         pytest.skip(f"compute capability {gpu.capability}, not {HOPPER}")
     return gpu
-
-
-@every(
-    case=[
-        (SHAPES["fa19_2"], 20),  # of 5 rows: 5 taps of 8 channels, 2 + 2 + 1 taps of 4
-        (SHAPES["sp18_2"], 13),
-        (SHAPES["k7_2"], 39),
-        (ConvProblem.parse("b1,c3,h20,w20,m8,k7"), 14),
-        (ConvProblem.parse("b1,c3,h20,w20,m8,k1"), 1),
-        (ConvProblem.parse("b1,c2,h20,w20,m8,k5"), 5),
-    ]
-)
-def test_channels_left_over_by_eights_share_a_step_with_further_taps(case):
-    problem, steps = case
-    assert half_strips.steps(problem) == steps
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -18,7 +18,7 @@ from ece408_op.backends.cpu.cpu_backend import CpuBackend
 from ece408_op.backends.cuda import work
 from ece408_op.backends.cuda.kernels import tuned
 from ece408_op.backends.cuda.staged import ring, staging
-from ece408_op.backends.cuda.staged.chunk_layout import Layout, divide
+from ece408_op.backends.cuda.staged.chunk_layout import divide
 from ece408_op.backends.cuda.staged.staging import Staging, covered
 from ece408_op.errors import NotEnoughMemory
 from ece408_op.problem import ConvProblem
@@ -342,18 +342,6 @@ def test_a_division_covers_the_batch_within_the_budget(budget, lanes):
 def test_a_batch_of_one_takes_one_lane():
     division = divide(_work(dataclasses.replace(FA19_1, batch=1)), FakeGpu(), 1 << 30, 8)
     assert (division.lanes, division.chunks(range(1))) == (1, [(0, 1)])
-
-
-def test_arrays_of_a_layout_do_not_overlap():
-    layout = Layout.of(_work(SMALL), 5, FakeGpu())
-    asked = _work(SMALL)
-    spans = sorted(
-        (layout.offsets[role], layout.offsets[role] + asked.nbytes(role, 5))
-        for role in asked.addresses
-    )
-    assert all(end <= begin for (_, end), (begin, _) in zip(spans, spans[1:]))
-    assert all(begin % 256 == 0 for begin, _ in spans)
-    assert spans[-1][1] <= layout.host_bytes <= layout.device_bytes
 
 
 def test_covered_counts_what_overlaps_once():
