@@ -48,7 +48,8 @@ void conv_forward_cpu(float *y, const float *x, const float *w, const int B, con
 # By name, with meaningless arguments: the filter answers before they are inspected.
 REFUSED = """
     accept accept4 acct add_key adjtimex bind bpf capset chmod chown chroot clock_adjtime
-    clock_settime clone3 connect delete_module epoll_pwait2 execveat fanotify_init fchmod fchmodat
+    clock_settime clone3 connect delete_module epoll_pwait2 execve execveat fanotify_init fchmod
+    fchmodat
     fchown fchownat fgetxattr finit_module flistxattr flock fremovexattr fsconfig fsetxattr fsmount
     fsopen fspick futimesat getpeername getsockname getsockopt getxattr init_module
     inotify_add_watch inotify_init inotify_init1 io_cancel io_destroy io_getevents io_setup
@@ -168,6 +169,7 @@ ARGUMENTS = [
     ("syscall(SYS_tgkill, getppid(), getppid(), 0)", False),
     ("syscall(SYS_tgkill, getpid(), getpid(), 0)", True),
     ("(fork() ?: (_exit(0), 0))", False),
+    ("syscall(SYS_fork) ?: (_exit(0), 0)", False),
     ("syscall(SYS_clone, SIGCHLD, 0, 0, 0, 0) ?: (_exit(0), 0)", False),
     (
         "syscall(SYS_clone, CLONE_VM | CLONE_SIGHAND | CLONE_THREAD | CLONE_NEWNS, 0, 0, 0, 0)",
