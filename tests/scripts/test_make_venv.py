@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 
 import pytest
-from places import ROOT, SCRIPTS
+from places import SCRIPTS
 
 SCRIPT = SCRIPTS / "make_venv.sh"
 # The script's questions to an interpreter: is it 3.9 to 3.12, can it make environments?
@@ -68,10 +67,3 @@ def test_otherwise_it_says_what_to_do(make_venv, environment, fakes, message):
     assert result.returncode == 1
     assert result.stderr.startswith(f"make_venv.sh: {message}")
     assert len(result.stderr.splitlines()) == 1
-
-
-def test_make_names_every_target():
-    result = subprocess.run(
-        ["make", "help"], capture_output=True, text=True, cwd=ROOT, env=os.environ
-    )
-    assert {line.split()[0] for line in result.stdout.splitlines()} >= {"run", "test", "lint"}

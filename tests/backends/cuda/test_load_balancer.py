@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import threading
-
 import pytest
 
 from ece408_op.backends.cuda.load_balancer import LoadBalancer, gpu_counts, ranges
@@ -103,13 +101,3 @@ def test_every_chunk_is_assigned_once_and_every_gpu_has_one(costs, chunks):
         assert sum(assigned) == chunks
         assert min(assigned) >= 1
         assert [chunk for part in ranges(assigned) for chunk in part] == list(range(chunks))
-
-
-def test_threads_may_assign_at_once():
-    played = Played([1.0, 2.0], chunks=30)
-    threads = [threading.Thread(target=played.calls, args=(100,)) for _ in range(4)]
-    for each in threads:
-        each.start()
-    for each in threads:
-        each.join()
-    assert played.call() == [20, 10]

@@ -217,6 +217,7 @@ RUN_LAYER(shares_a_workspace, B, OW, a.y, a.x, a.f)
 // --- Filters in constant memory.
 
 __constant__ float filters[M * C * K * K];
+__constant__ float biases[M];
 
 __global__ void takes_a_filter_beyond_constants(float* y, const float* x, int m) {
     const float* const own = filters + m * C * K * K;
@@ -225,3 +226,8 @@ __global__ void takes_a_filter_beyond_constants(float* y, const float* x, int m)
     y[threadIdx.x] = sum;
 }
 RUN_LAYER(takes_a_filter_beyond_constants, 1, 32, a.y, a.x, M)
+
+__device__ float taken(const float* from, int i) { return from[i]; }  // takes_a_bias_too_many: reads out of bounds
+
+__global__ void takes_a_bias_too_many(float* y) { y[threadIdx.x] = taken(biases, threadIdx.x); }
+RUN_LAYER(takes_a_bias_too_many, 1, M + 1, a.y)
