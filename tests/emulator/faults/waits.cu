@@ -173,3 +173,11 @@ __global__ void right_active_lanes(int* count, int* y) {
     if (!threadIdx.x) assert(__popc(mask) == 11);
 }
 RUN(right_active_lanes, 1, 64, (int*)a.x, (int*)a.y)
+
+// As many arrive as there are threads, but the count is for blocks.
+__global__ void waits_for_more_than_come(int* arrived) {
+    if (threadIdx.x) return;
+    atomicAdd(arrived, 1);
+    while (atomicAdd(arrived, 0) < blockDim.x) {}  // waits_for_more_than_come: deadlock
+}
+RUN(waits_for_more_than_come, 2, 32, (int*)a.x)
