@@ -123,7 +123,7 @@ def test_a_failure_is_repeated_by_its_problem_and_seed(check):
     verdict = check("wrong.cc", text, problems=(), term="2020fa")
     assert len(verdict.groups[0].failures) == 2
     # Odd sizes are random: they may have no problem with such an element.
-    for group in filter(lambda each: each.failures, verdict.groups):
+    for group in [each for each in verdict.groups if each.failures][:2]:
         failure = group.failures[0]
         assert failure.first.startswith("image 1, filter 1, row 0, column 3: ")
         again = check("wrong.cc", text, (failure.problem,), seed=failure.seed)
