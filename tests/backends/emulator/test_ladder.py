@@ -174,9 +174,8 @@ SUMS_FOR_W = (
 @pytest.mark.parametrize(
     ("text", "of_x", "of_w", "precision"),
     [
-        *_gradients_by("general", ("general", "implicit_gemm_simt"), USUAL, 1),
+        *_gradients_by("general", ("general", "implicit_gemm_simt"), (*USUAL, *MORE_STRIDED), 1),
         *_gradients_by("general_strict", "general_strict", USUAL, 1, "strict"),
-        *_gradients_by("general", "general", MORE_STRIDED),
         *_gradients_by("depthwise", "depthwise", DEPTHWISE, 1),
         *_gradients_by("grouped", "grouped", GROUPED[:-1]),
         *_gradients_by("grouped_backward_data", "", MANY_IMAGES),
