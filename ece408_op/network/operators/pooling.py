@@ -7,7 +7,7 @@ import math
 from ...errors import UnsupportedProblem
 from ..builder import Builder, Operand, Windows
 from ..node_attributes import Attributes
-from .operator import Operator, axis_of
+from .operator import Operator, axis_of, check_planes
 
 _KINDS = ("max", "avg", "sum")
 
@@ -131,6 +131,7 @@ def _adaptive_why_not(attributes: Attributes) -> str | None:
 
 
 def _adaptive(builder: Builder, attributes: Attributes, operands: list[Operand]) -> Operand:
+    check_planes(builder.node, operands[0])
     return reduced(builder, operands[0], (2, 3), "mean", True)
 
 
