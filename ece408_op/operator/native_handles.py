@@ -17,41 +17,26 @@ import numpy as np
 from . import compiled_operator
 from .loading import load_mxnet
 
-# The node attribute that names the owner of its packed weights.
-KEEPS = "keeps"
-
 
 class Owner:
-    """`names` for `count` nodes, which keep an object of a kind, "network" or "weights", for the
-    owner's lifetime.
+    """`names` for `count` nodes, which keep a network for the owner's lifetime.
 
-    The creator must keep the arrays of parameters or weights alive: MXNet could reuse their memory
-    for others, which would be mistaken for them.
+    The creator must keep the arrays of parameters alive: MXNet could reuse their memory for others,
+    which would be mistaken for them.
     """
 
     names: Sequence[str] = ()  # also defined if an interrupt prevents construction
 
-    def __init__(self, kind: str, count: int) -> None:
-        self._kind = kind
+    def __init__(self, count: int) -> None:
         self._library = library()  # modules may be gone when `__del__` is called
         token = secrets.token_hex(16)
         self.names = [f"{token}.{number}" for number in range(count)]
-        self.renew()
-
-    def renew(self) -> None:
-        """Let operators created from now on keep new objects."""
         self._each("own")
 
-    def forget(self, arrays: Sequence[Any]) -> None:
-        """Make nodes recreate what they keep of weights: their next arrays are these, which may
-        have the addresses of earlier ones. For memory that MXNet does not own they keep nothing. No
-        call of the nodes may be in progress."""
-        self._each("forget", not are_foreign(arrays))
-
-    def _each(self, verb: str, *given: int) -> None:
-        function = getattr(self._library, f"ece408_{self._kind}_{verb}")
+    def _each(self, verb: str) -> None:
+        function = getattr(self._library, f"ece408_network_{verb}")
         for name in self.names:
-            function(name.encode(), *given)
+            function(name.encode())
 
     def __del__(self) -> None:
         if self.names:
@@ -81,12 +66,6 @@ def _knows_memory() -> bool:
 def library() -> Any:
     """Return the compiled library, which must exist (see `compiled_operator.missing`)."""
     return ctypes.CDLL(str(compiled_operator.LIBRARY))
-
-
-@functools.lru_cache(maxsize=1)
-def locked_library() -> Any:
-    """Return the library for calls that hold the GIL."""
-    return ctypes.PyDLL(str(compiled_operator.LIBRARY))
 
 
 def install(mxnet: Any) -> None:

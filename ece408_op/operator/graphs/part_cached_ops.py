@@ -147,7 +147,7 @@ class _PartsOp:
     def _made(self, choice: partition.Choice, held: list[Any]) -> _Partitioned:
         symbol = parts.placed(choice.symbol(), self._machine)
         graph = parts.read(symbol)
-        owner = Owner("network", len(choice.groups))
+        owner = Owner(len(choice.groups))
         if graph is not None:
             names = [self._names[place] for place in self._others]
             graph = parts.with_foreign(graph, dict(zip(names, held)))
