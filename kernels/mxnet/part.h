@@ -166,6 +166,7 @@ public:
         Memory own;
         const Bases bases = bases_of(*made, temporary(resource, made->arena_bytes, &own), *in, *out);
         if (!bases[0]) return kRefused;
+        const Workers workers(is_whole_);
         const uint64_t version = versions_.of(*in);
         std::shared_lock<std::shared_mutex> reading(kept_);
         if (made->is_of(version)) return run(*made, made->steps, bases);
@@ -180,6 +181,7 @@ public:
     // `results`, if the weights are as in the last call by MXNet; 0 if it is impossible; -1 if MXNet
     // failed. The caller frees `results`.
     int call(void* const* inputs, void** results, int64_t most_bytes, const ece408_mxnet& mxnet) {
+        is_whole_ = true;
         if (!are_there(inputs, mxnet)) return 0;
         for (size_t i = 0; i < inputs_; i++) __builtin_prefetch(inputs[i]);
         for (size_t i = 0; i < inputs_; i++) places_of(inputs[i]).fetch();
@@ -206,16 +208,27 @@ public:
         bases[0] = arena.get();
         if (!arena) return 0;
         for (const auto& each : made->kept) bases.push_back(each->memory.get());
-        // OpenMP would count the threads of this thread and of MXNet's.
-        plans().others().use_workers(plans().threads());
+        const Workers workers(true);
         const MXReturnValue status = run(*made, made->steps, bases);
-        plans().others().use_workers(0);
         keep_arena(std::move(arena), made->arena_bytes);
         return status == MX_SUCCESS ? 1 : 0;
     }
 
 private:
     using Bases = std::vector<void*>;
+
+    // While one lives, this package's workers help this thread, if `are_used`: OpenMP would count the
+    // threads of the caller's thread and of MXNet's. Beside operators of MXNet's its threads spin.
+    struct Workers {
+        explicit Workers(bool are_used) : are_used_(are_used) {
+            if (are_used_) plans().others().use_workers(plans().threads());
+        }
+        Workers(const Workers&) = delete;
+        ~Workers() {
+            if (are_used_) plans().others().use_workers(0);
+        }
+        const bool are_used_;
+    };
 
     static constexpr size_t kMostPrograms = 8;
     static constexpr int kCpu = 1;  // MXNet's number
@@ -337,6 +350,7 @@ private:
     const int number_;
     const std::vector<int> types_;
     const size_t inputs_;
+    std::atomic<bool> is_whole_{false};  // whether it is a whole graph, whose calls can be direct
     Versions versions_;
     std::shared_mutex kept_;  // protects what programs keep of weights
     std::mutex making_;       // held while Python makes a program; protects `all_kept_`
