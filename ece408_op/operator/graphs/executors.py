@@ -293,6 +293,8 @@ def _reshaping(method: Any) -> Any:
 
         try:
             reshaped = method(self, partial_shaping, allow_up_sizing, **shapes)
+            # MXNet's executor keeps its monitor, but not in Python's object.
+            reshaped._monitor_callback = self._monitor_callback
             if _BOUND in vars(self):
                 setattr(reshaped, _BOUND, Bound.of(reshaped))
             if _SUBSTITUTES in vars(self):

@@ -127,6 +127,15 @@ def test_a_monitor_hears_every_node(executors, rng):
     assert set(heard[0]) - {"most_workspace"} == set(heard[1]) - {"most_workspace"}
 
 
+def test_a_monitor_stays_after_a_reshape(executors):
+    heard = ([], [])
+    for each, names in zip(executors, heard):
+        each.set_monitor_callback(lambda name, _, names=names: names.append(name.decode()))
+        each.reshape(data=(1, *SHAPE[1:])).forward()[0].wait_to_read()
+    assert "norm_output" in heard[1]
+    assert set(heard[0]) - {"most_workspace"} == set(heard[1]) - {"most_workspace"}
+
+
 def test_wrong_inputs_are_errors_as_with_mxnets_own(executors, mx):
     for each in executors:
         each.forward()
