@@ -300,6 +300,16 @@ int ece408_pool(const ece408_windows* rows, const ece408_windows* columns, const
     return has_memory ? ECE408_OK : ECE408_NO_MEMORY;
 }
 
+int ece408_pool_backward(const ece408_windows* rows, const ece408_windows* columns,
+                         const float* heights, const float* widths, int64_t planes, const float* x,
+                         const float* y, const float* dy, float* dx, int threads, int isa) {
+    if (!ece408::cpu_has(isa)) return ECE408_UNSUPPORTED;
+    ask_for_huge_pages(dx, planes * rows->size * columns->size * 4);
+    const bool has_memory = ece408::kPools[isa]->backward(*rows, *columns, heights, widths, planes,
+                                                          x, y, dy, dx, threads);
+    return has_memory ? ECE408_OK : ECE408_NO_MEMORY;
+}
+
 double ece408_ceiling_multiply_adds(int64_t thousands, int threads, int isa) {
     if (!ece408::cpu_has(isa)) return 0;
     return ece408::kCeilings[isa]->multiply_adds(thousands, threads);

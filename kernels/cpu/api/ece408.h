@@ -170,6 +170,13 @@ ECE408_EXPORT int ece408_pool(const ece408_windows* rows, const ece408_windows* 
                               const float* heights, const float* widths, int64_t planes,
                               const float* x, float* y, int threads, int isa);
 
+/* Its gradient for x, from x, y and dy. A maximum's gradient goes to the first element of its window that
+ * equals y, row by row. Windows need not overlap the plane. With `heights`, `x` and `y` may be null. */
+ECE408_EXPORT int ece408_pool_backward(const ece408_windows* rows, const ece408_windows* columns,
+                                       const float* heights, const float* widths, int64_t planes,
+                                       const float* x, const float* y, const float* dy, float* dx,
+                                       int threads, int isa);
+
 /* Conversions of half precision in portable code, which the baseline and the reference use. */
 ECE408_EXPORT float ece408_half_to_float(uint16_t bits);
 ECE408_EXPORT uint16_t ece408_float_to_half(float value);

@@ -1,4 +1,4 @@
-// Max and average pooling. Compiled once per instruction set, like direct.cpp.
+// Max and average pooling, and their gradients. Compiled once per instruction set, like direct.cpp.
 //
 // The rows of a window are reduced to one row with borders, and that row to vectors of windows. A
 // few rows of windows are processed together, so that numbers are not read right after they were
@@ -6,10 +6,13 @@
 // sums.
 #include "layers/pool.h"
 
+#include <string.h>
+
 #include "api/shape.h"
 #include "host/buffer.h"
 #include "host/thread_pool.h"
 #include "micro/dot_tile.h"
+#include "micro/half.h"
 #include "micro/lanes.h"
 #include "micro/vector.h"
 
@@ -199,8 +202,119 @@ bool forward(const Windows& rows, const Windows& columns, const float* heights, 
     return run(rows, columns, heights, widths, planes, x, y, threads);
 }
 
+// The windows whose element n is on the plane.
+int64_t first_with(const Windows& w, int64_t n) {
+    return n < w.pad ? (w.pad - n + w.stride - 1) / w.stride : 0;
+}
+int64_t last_with(const Windows& w, int64_t n) {
+    const int64_t last = (w.size + w.pad - n + w.stride - 1) / w.stride;
+    return last < 0 ? 0 : last < w.count ? last : w.count;
+}
+
+// The end of the last window, or of the border.
+int64_t reach_of(const Windows& w) {
+    const int64_t windows = (w.count - 1) * w.stride + w.kernel, border = w.size + 2 * w.pad;
+    return windows < border ? border : windows;
+}
+
+// One element of each of `count` windows, at x, `STRIDE` apart. If it equals the window's largest,
+// y, it takes the window's gradient, which moves from `left` to dx, whose elements are `TO` apart.
+template <int64_t STRIDE, int64_t TO>
+void give_largest(const float* __restrict x, const float* __restrict y, int64_t stride,
+                  int64_t count, float* __restrict left, float* __restrict dx) {
+    const int64_t from = STRIDE ? STRIDE : stride, to = TO ? TO : stride;
+    for (int64_t j = 0; j < count; ++j) {
+        const uint32_t takes = x[j * from] == y[j] ? ~uint32_t{0} : 0;
+        const uint32_t gradient = bits_of_float(left[j]);
+        dx[j * to] += float_of_bits(gradient & takes);
+        left[j] = float_of_bits(gradient & ~takes);
+    }
+}
+
+// Adds rows of even and of odd elements to dx, from element `first` of both on.
+void add_by_twos(const float* __restrict even, const float* __restrict odd, int64_t first,
+                 int64_t count, float* __restrict dx) {
+    if (first % 2) {
+        *dx++ += odd[first / 2];
+        ++first, --count;
+    }
+    even += first / 2, odd += first / 2;
+    const int64_t pairs = count / 2;
+    for (int64_t j = 0; j < pairs; ++j) {
+        dx[2 * j] += even[j];
+        dx[2 * j + 1] += odd[j];
+    }
+    if (count % 2) dx[count - 1] += even[pairs];
+}
+
+// Distributes the windows' gradients, the first `count` floats of the buffer, to one row of
+// elements: first to the first element of every window, then to the second one, and so on. With
+// stride 2, even and odd elements are in separate rows, so that the compiler vectorises.
+void give_terms(const Windows& columns, const float* x, const float* y, float* buffer, float* dx) {
+    const int64_t stride = columns.stride, half = (reach_of(columns) + 1) / 2;
+    const auto give = stride == 1   ? give_largest<1, 1>
+                      : stride == 2 ? give_largest<2, 1>
+                                    : give_largest<0, 0>;
+    float* const halves = buffer + columns.count;
+    if (stride == 2) memset(halves, 0, static_cast<size_t>(2 * half) * sizeof(float));
+    for (int64_t n = 0; n < columns.kernel; ++n) {
+        const int64_t begin = first_with(columns, n), end = last_with(columns, n);
+        const int64_t at = begin * stride + n - columns.pad;
+        float* const to = stride == 2 ? halves + n % 2 * half + n / 2 + begin : dx + at;
+        if (begin < end) give(x + at, y + begin, stride, end - begin, buffer + begin, to);
+    }
+    if (stride == 2) add_by_twos(halves, halves + half, columns.pad, columns.size, dx);
+}
+
+// Row i of windows adds its gradient to the plane dx; y and dy are rows.
+void give_to_largest(const Windows& rows, const Windows& columns, int64_t i, const float* x,
+                     const float* y, const float* dy, float* buffer, float* dx) {
+    const int64_t width = columns.size, first = begin_of(rows, i);
+    memcpy(buffer, dy, static_cast<size_t>(columns.count) * sizeof(float));
+    for (int64_t r = first; r < end_of(rows, i); ++r)
+        give_terms(columns, x + r * width, y, buffer, dx + r * width);
+    // If no element equals y, because all are NaN or -inf, the first one takes it, if there is one.
+    if (first >= end_of(rows, i)) return;
+    for (int64_t j = 0; j < columns.count; ++j)
+        if (buffer[j] != 0 && begin_of(columns, j) < end_of(columns, j))
+            dx[first * width + begin_of(columns, j)] += buffer[j];
+}
+
+void give_average(const Windows& rows, const Windows& columns, int64_t i, float height,
+                  const float* widths, const float* dy, float* buffer, float* dx) {
+    memset(buffer, 0, static_cast<size_t>(reach_of(columns)) * sizeof(float));
+    for (int64_t j = 0; j < columns.count; ++j) {
+        const float share = dy[j] / (height * widths[j]);
+        for (int64_t n = 0; n < columns.kernel; ++n) buffer[j * columns.stride + n] += share;
+    }
+    for (int64_t r = begin_of(rows, i); r < end_of(rows, i); ++r)
+        for (int64_t c = 0; c < columns.size; ++c)
+            dx[r * columns.size + c] += buffer[columns.pad + c];
+}
+
+bool backward(const Windows& rows, const Windows& columns, const float* heights,
+              const float* widths, int64_t planes, const float* x, const float* y, const float* dy,
+              float* dx, int threads) {
+    // Room for three rows with their borders.
+    const int64_t floats = 3 * reach_of(columns) + 2, pixels = rows.size * columns.size;
+    const Buffer<float> memory(threads * floats);
+    if (!memory) return false;
+    parallel_for(threads, planes, [&](int64_t plane, int thread) {
+        float *const buffer = memory + thread * floats, *const to = dx + plane * pixels;
+        memset(to, 0, static_cast<size_t>(pixels) * sizeof(float));
+        for (int64_t i = 0; i < rows.count; ++i) {
+            const int64_t at = (plane * rows.count + i) * columns.count;
+            if (heights)
+                give_average(rows, columns, i, heights[i], widths, dy + at, buffer, to);
+            else
+                give_to_largest(rows, columns, i, x + plane * pixels, y + at, dy + at, buffer, to);
+        }
+    });
+    return true;
+}
+
 }  // namespace
 
-extern const Pools ECE408_THIS_BUILD(pool) = {forward};
+extern const Pools ECE408_THIS_BUILD(pool) = {forward, backward};
 
 }  // namespace ece408

@@ -1,4 +1,4 @@
-// Max and average pooling, once per instruction set; pool.cpp defines it.
+// Max and average pooling and their gradients, once per instruction set; pool.cpp defines it.
 #pragma once
 
 #include "api/builds.h"
@@ -9,6 +9,9 @@ namespace ece408 {
 struct Pools {
     bool (*forward)(const ece408_windows& rows, const ece408_windows& columns, const float* heights,
                     const float* widths, int64_t planes, const float* x, float* y, int threads);
+    bool (*backward)(const ece408_windows& rows, const ece408_windows& columns,
+                     const float* heights, const float* widths, int64_t planes, const float* x,
+                     const float* y, const float* dy, float* dx, int threads);
 };
 
 ECE408_DECLARE_BUILDS(Pools, pool)
