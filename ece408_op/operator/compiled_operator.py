@@ -81,8 +81,8 @@ _DRIVER = (
 
 
 _OTHERS = (
-    *("run", "parallel_for", "use_workers"),
-    *("batch_norm_forward", "batch_norm_backward", "pool"),
+    *("run", "use_workers", "batch_norm_forward", "batch_norm_backward"),
+    *("pool", "pool_backward"),
 )
 
 

@@ -103,7 +103,6 @@ typedef int ece408_report(const char* layer, int direction, int gpu, int type,
 typedef struct ece408_others {
     int (*run)(const ece408_step* steps, int64_t count, void* const* bases, int threads, int isa,
                double* seconds, int64_t* failed);
-    void (*parallel_for)(int threads, int64_t count, ece408_chunks* chunk, const void* work);
     void (*use_workers)(int threads);
     int (*batch_norm_forward)(const ece408_batch* batch, const float* x, const float* added,
                               const float* gamma, const float* beta, float* y, float* mean,
@@ -114,6 +113,9 @@ typedef struct ece408_others {
                                float* dbeta, int threads, int isa);
     int (*pool)(const ece408_windows* rows, const ece408_windows* columns, const float* heights,
                 const float* widths, int64_t planes, const float* x, float* y, int threads, int isa);
+    int (*pool_backward)(const ece408_windows* rows, const ece408_windows* columns,
+                         const float* heights, const float* widths, int64_t planes, const float* x,
+                         const float* y, const float* dy, float* dx, int threads, int isa);
 } ece408_others;
 
 /* Before the first call. Only nodes with the attribute `key` of this value are accepted. */

@@ -130,15 +130,6 @@ public:
         }) != 0;
     }
 
-    // Calls work(begin, end) on ranges of `count` chunks, on the kernels' threads.
-    template <class Work>
-    void parallel_for(int threads, int64_t count, const Work& work) const {
-        const auto run = [](const void* all, int64_t begin, int64_t end, int) {
-            (*static_cast<const Work*>(all))(begin, end);
-        };
-        others_.parallel_for(threads, count, run, &work);
-    }
-
 private:
     void watch_environment() {
         for (size_t i = 0; i < environment_.size(); i++) {
