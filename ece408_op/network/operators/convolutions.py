@@ -27,20 +27,23 @@ def _convolution_why_not(attributes: Attributes) -> str | None:
 
 
 def _convolution(builder: Builder, attributes: Attributes, operands: list[Operand]) -> Operand:
-    spatial, numbers = attributes.once(_numbers)
     x, w = operands[0], builder.dense(operands[1])
     if isinstance(x, Convolution):
         x = builder.value(x)
-    if len(x.shape) != 2 + spatial:
-        kernel = attributes.integers("kernel")
-        raise UnsupportedProblem(
-            f"{builder.node}: data of shape {x.shape} does not fit a kernel of {kernel}"
-        )
-    height = x.shape[2] if spatial == 2 else 1
-    problem = ConvProblem(x.shape[0], x.shape[1], height, x.shape[-1], *numbers)
+    problem = problem_of(builder.node, attributes, x.shape)
     bias = builder.dense(operands[2]) if problem.bias else None
-    shape = problem.y_shape if spatial == 2 else problem.y_shape[:2] + problem.y_shape[3:]
+    shape = problem.y_shape if len(x.shape) == 4 else problem.y_shape[:2] + problem.y_shape[3:]
     return _checked(builder, Convolution(builder.node, True, shape, problem, x, w, bias))
+
+
+def problem_of(node: str, attributes: Attributes, shape: tuple[int, ...]) -> ConvProblem:
+    """Return the problem of a convolution of data of this shape."""
+    spatial, numbers = attributes.once(_numbers)
+    if len(shape) != 2 + spatial:
+        kernel = attributes.integers("kernel")
+        raise UnsupportedProblem(f"{node}: data of shape {shape} does not fit a kernel of {kernel}")
+    height = shape[2] if spatial == 2 else 1
+    return ConvProblem(shape[0], shape[1], height, shape[-1], *numbers)
 
 
 def _numbers(attributes: Attributes) -> tuple[int, tuple[Any, ...]]:
@@ -80,23 +83,29 @@ def _deconvolution_why_not(attributes: Attributes) -> str | None:
     return _convolution_why_not(attributes) if len(kernel) == 2 else "only 2-D ones are computed"
 
 
-def _deconvolution(builder: Builder, attributes: Attributes, operands: list[Operand]) -> Operand:
-    """Compute the transposed convolution as the gradient of a convolution for x; its input is the
-    gradient for y."""
-    check_planes(builder.node, operands[0])
-    x, w = builder.dense(operands[0]), builder.dense(operands[1])
+def transposed_problem_of(attributes: Attributes, shape: tuple[int, ...]) -> ConvProblem:
+    """Return the problem of the convolution whose gradient for x a transposed convolution of data
+    of this shape is."""
     kernel = attributes.integers("kernel")
     stride, dilate = (attributes.integers(name, ()) or (1, 1) for name in ("stride", "dilate"))
     pad, adjusted = (attributes.integers(name, ()) or (0, 0) for name in ("pad", "adj"))
     height, width = (
         s * (size - 1) + d * (k - 1) + 1 - 2 * p + more
-        for size, s, d, k, p, more in zip(x.shape[2:], stride, dilate, kernel, pad, adjusted)
+        for size, s, d, k, p, more in zip(shape[2:], stride, dilate, kernel, pad, adjusted)
     )
-    problem = ConvProblem(
-        *(x.shape[0], attributes.integer("num_filter"), height, width, x.shape[1]),
+    return ConvProblem(
+        *(shape[0], attributes.integer("num_filter"), height, width, shape[1]),
         *(_pair(kernel, 1), _pair(stride, 1), _pair(pad, 0), _pair(dilate, 1)),
         attributes.integer("num_group", 1),
     )
+
+
+def _deconvolution(builder: Builder, attributes: Attributes, operands: list[Operand]) -> Operand:
+    """Compute the transposed convolution as the gradient of a convolution for x; its input is the
+    gradient for y."""
+    check_planes(builder.node, operands[0])
+    x, w = builder.dense(operands[0]), builder.dense(operands[1])
+    problem = transposed_problem_of(attributes, x.shape)
     if problem.y_shape != x.shape or w.elements != math.prod(problem.w_shape):
         raise UnsupportedProblem(f"{builder.node}: data of shape {x.shape} does not fit {problem}")
     y = builder.empty(problem.x_shape, x.constant and w.constant)
@@ -108,19 +117,20 @@ def _deconvolution(builder: Builder, attributes: Attributes, operands: list[Oper
     return builder.pointwise(made.shape, "add", *terms)
 
 
+def dense_problem_of(attributes: Attributes, shape: tuple[int, ...]) -> ConvProblem:
+    """Return the problem of a fully connected layer: a 1x1 convolution on images of one pixel."""
+    rows = math.prod(shape[:1] if attributes.flag("flatten", True) else shape[:-1])
+    sizes = rows, math.prod(shape) // max(1, rows), 1, 1, attributes.integer("num_hidden")
+    return ConvProblem(*sizes, (1, 1), bias=not attributes.flag("no_bias"))
+
+
 def _fully_connected(builder: Builder, attributes: Attributes, operands: list[Operand]) -> Operand:
-    """Compute a fully connected layer as a 1x1 convolution on images of one pixel."""
     x, w = builder.dense(operands[0]), builder.dense(operands[1])
-    flatten = attributes.flag("flatten", True)
-    rows = x.shape[:1] if flatten else x.shape[:-1]
-    outputs = attributes.integer("num_hidden")
-    depth = x.elements // max(1, math.prod(rows))
-    has_bias = not attributes.flag("no_bias")
-    problem = ConvProblem(math.prod(rows), depth, 1, 1, outputs, (1, 1), bias=has_bias)
-    bias = builder.dense(operands[2]) if has_bias else None
-    return _checked(
-        builder, Convolution(builder.node, False, (*rows, outputs), problem, x, w, bias)
-    )
+    problem = dense_problem_of(attributes, x.shape)
+    bias = builder.dense(operands[2]) if problem.bias else None
+    rows = x.shape[:1] if attributes.flag("flatten", True) else x.shape[:-1]
+    shape = (*rows, problem.filters)
+    return _checked(builder, Convolution(builder.node, False, shape, problem, x, w, bias))
 
 
 def _normalisation_why_not(attributes: Attributes) -> str | None:

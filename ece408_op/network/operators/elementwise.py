@@ -30,7 +30,7 @@ _SCALAR = {
     "_power_scalar": "power",
 }
 # Of S. Klambauer and others, Self-Normalizing Neural Networks, 2017.
-_SELU_SCALE, _SELU_ALPHA = 1.0507009873554804934193349852946, 1.6732632423543772848170429916717
+SELU_SCALE, SELU_ALPHA = 1.0507009873554804934193349852946, 1.6732632423543772848170429916717
 _LEAKY = ("leaky", "elu", "selu", "gelu", "prelu", "rrelu")
 
 
@@ -61,7 +61,7 @@ def _leaky(builder: Builder, attributes: Attributes, operands: list[Operand]) ->
         lower = attributes.number("lower_bound", 0.125)
         upper = attributes.number("upper_bound", 0.334)
         slope = (lower + upper) / 2
-    constants = {"selu": (_SELU_SCALE, _SELU_ALPHA), "gelu": (math.sqrt(0.5),)}
+    constants = {"selu": (SELU_SCALE, SELU_ALPHA), "gelu": (math.sqrt(0.5),)}
     op = kind if kind in ("elu", "selu", "gelu") else "leaky"
     return builder.unary(x, op, *constants.get(kind, (slope,)))
 

@@ -7,6 +7,7 @@ import math
 from ...errors import UnsupportedProblem
 from ..builder import Builder, Operand, Windows
 from ..node_attributes import Attributes
+from ..values import Value
 from .operator import Operator, axis_of, check_planes
 
 _KINDS = ("max", "avg", "sum")
@@ -40,8 +41,25 @@ def _pooling(builder: Builder, attributes: Attributes, operands: list[Operand]) 
     x = builder.value(operands[0])
     if x.dtype != "float32":
         x = builder.dense(x)
-    spatial = len(shape) - 2
-    sizes = shape[2:]
+    windows, outs = windows_of(builder.node, attributes, shape)
+    y = builder.empty((*shape[:2], *outs), x.constant)
+    plan = builder.lowering.pool(as_planes(x), as_planes(y), windows)
+    return builder.emit(plan, y, {"x": x})
+
+
+def as_planes(x: Value) -> Value:
+    """Return one-dimensional images as images of one row, and others as they are."""
+    return x.seen((*x.shape[:2], *_pair(x.shape[2:], 1)), x.image)
+
+
+def windows_of(
+    node: str, attributes: Attributes, shape: tuple[int, ...]
+) -> tuple[Windows, list[int]]:
+    """Return the windows on arrays of this shape, and how many there are along each axis."""
+    spatial, sizes = len(shape) - 2, shape[2:]
+    kind = attributes.text("pool_type", "max")
+    if attributes.flag("global_pool"):
+        return Windows(kind, True, _pair(sizes, 1), (1, 1), (0, 0)), [1] * spatial
     kernel = attributes.integers("kernel")
     stride = attributes.integers("stride", (1,) * spatial) or (1,) * spatial
     pad = attributes.integers("pad", (0,) * spatial) or (0,) * spatial
@@ -51,19 +69,14 @@ def _pooling(builder: Builder, attributes: Attributes, operands: list[Operand]) 
         room = size + 2 * p - k
         if room < 0:
             raise UnsupportedProblem(
-                f"{builder.node}: a window of {kernel} is larger than the image of {shape}"
+                f"{node}: a window of {kernel} is larger than the image of {shape}"
             )
         outs.append((-(-room // s) if full else room // s) + 1)
     windows = Windows(
         *(kind, attributes.flag("count_include_pad", True)),
         *(_pair(kernel, 1), _pair(stride, 1), _pair(pad, 0)),
     )
-    y = builder.empty((*shape[:2], *outs), x.constant)
-    # One-dimensional images are seen as images of one row.
-    planes = [
-        each.seen((*each.shape[:2], *_pair(each.shape[2:], 1)), each.image) for each in (x, y)
-    ]
-    return builder.emit(builder.lowering.pool(planes[0], planes[1], windows), y, {"x": x})
+    return windows, outs
 
 
 def _pair(values: tuple[int, ...], height: int) -> tuple[int, int]:
@@ -115,11 +128,15 @@ def _reduce_why_not(attributes: Attributes) -> str | None:
     return "exclude is not computed" if attributes.flag("exclude") else None
 
 
+def axes_of(attributes: Attributes, count: int) -> tuple[int, ...]:
+    """Return the axes that a reduction of `count` axes reduces, in ascending order."""
+    given = attributes.integers("axis", ()) or tuple(range(count))
+    return tuple(sorted({axis_of(axis, count) for axis in given}))
+
+
 def _reduce(kind: str) -> Operator:
     def lower(builder: Builder, attributes: Attributes, operands: list[Operand]) -> Operand:
-        count = len(operands[0].shape)
-        given = attributes.integers("axis", ()) or tuple(range(count))
-        axes = tuple(sorted({axis_of(axis, count) for axis in given}))
+        axes = axes_of(attributes, len(operands[0].shape))
         return reduced(builder, operands[0], axes, kind, attributes.flag("keepdims"))
 
     return Operator(lower, _reduce_why_not)

@@ -41,7 +41,7 @@ def _one_axis(attributes: Attributes, axes: int) -> tuple[int, int]:
     return axis, axis + 1
 
 
-def _of_labels(attributes: Attributes, axes: int) -> tuple[int, int]:
+def of_labels(attributes: Attributes, axes: int) -> tuple[int, int]:
     """Return SoftmaxOutput's axes: channels, the last axis, or the whole image. With four axes
     MXNet uses oneDNN, which takes the last one."""
     if axes < 2:
@@ -68,8 +68,8 @@ def _lrn(builder: Builder, attributes: Attributes, operands: list[Operand]) -> O
 OPERATORS = {
     "softmax": _softmax(_one_axis),
     "log_softmax": _softmax(_one_axis, logarithm=True),
-    "SoftmaxOutput": _softmax(_of_labels),
-    "Softmax": _softmax(_of_labels),
+    "SoftmaxOutput": _softmax(of_labels),
+    "Softmax": _softmax(of_labels),
     "SoftmaxActivation": _softmax(_of_mode),
     "LRN": Operator(_lrn),
 }
