@@ -25,6 +25,7 @@ from .values import ARENA, LASTING, OUTPUT, Buffer, Lasting, Plan, Step, Steps, 
 MOST_AXES = 6
 # Sizes are 32-bit integers in the kernels.
 _MOST_ELEMENTS = 2**31 - 1
+_NOTHING: Mapping[str, Value] = {}
 
 
 @dataclass(eq=False)
@@ -59,7 +60,7 @@ class Convolution:
     after: Term | None = None
 
     def values(self) -> list[Value]:
-        found = [*_values(self.x), self.w, self.bias, self.onto]
+        found = [*values_of(self.x), self.w, self.bias, self.onto]
         return [value for value in found if value is not None]
 
     def changed(self, **fields: Any) -> Convolution:
@@ -96,13 +97,26 @@ class Windows:
     pad: tuple[int, int]
 
 
+class Batch(NamedTuple):
+    """Normalisation of an array (images, channels, pixels) by each channel's mean and variance, to
+    which `epsilon` is added; relu follows if `is_relu`."""
+
+    images: int
+    channels: int
+    pixels: int
+    epsilon: float
+    is_relu: bool
+
+
 class Lowering(ABC):
     """The steps of one machine at one precision. Arrays of a plan are named "y", "x" and "w".
 
     `adds_in_place`: a convolution adds its sums to an array that nobody else reads, not to any.
+    `accumulates`: gradients of convolutions can be added to arrays.
     """
 
     adds_in_place: bool
+    accumulates = False
 
     @abstractmethod
     def pointwise(self, term: Term, y: Value) -> tuple[Plan, dict[str, Value]] | None:
@@ -164,8 +178,33 @@ class Lowering(ABC):
         """Return MXNet's BilinearResize2D."""
 
     @abstractmethod
-    def data_gradient(self, problem: ConvProblem) -> Plan:
-        """Return the gradient for x of a convolution, from "w" and, as "x", the gradient for y."""
+    def data_gradient(self, problem: ConvProblem, adds: bool = False) -> Plan:
+        """Return the gradient for x of a convolution, from "w" and, as "x", the gradient for y. If
+        it `adds`, to an array that it accumulates in, that is also the input "onto"."""
+
+    def weight_gradient(self, problem: ConvProblem, adds: bool = False) -> Plan:
+        """Return the gradient for w, from "x" and "dy"; `adds` as for `data_gradient`."""
+        raise UnsupportedProblem("gradients for weights are computed on the CPU only")
+
+    def pool_gradient(self, x: Value, dy: Value, windows: Windows) -> Plan:
+        """Return the gradient of `pool`, from "dy" and, for a maximum, "x" and its
+        result "pooled"."""
+        raise UnsupportedProblem("gradients of pooling are computed on the CPU only")
+
+    def norm(self, batch: Batch, scaled: bool, adds: bool) -> Plan:
+        """Return the normalisation of "x" with "beta", with "gamma" if `scaled`, and the sum with
+        "added" if it `adds`; its further results are "mean" and the "inverse" of the deviation."""
+        raise UnsupportedProblem("normalisation in training is computed on the CPU only")
+
+    def norm_gradient(self, batch: Batch, scaled: bool, adds: bool) -> Plan:
+        """Return the gradient of `norm` for x, from "x", "dy", "mean", "inverse", "gamma" and, for
+        relu, its result "positive"; its further results are "dgamma", "dbeta" and "dadded"."""
+        raise UnsupportedProblem("gradients of normalisation are computed on the CPU only")
+
+    def one_hot(self, rows: int, length: int, inner: int) -> Plan:
+        """Return y of shape (rows, length, inner), 1 where the index of the second axis equals the
+        label x of shape (rows, inner), else 0."""
+        raise UnsupportedProblem("gradients for labels are computed on the CPU only")
 
     @abstractmethod
     def convolve(self, builder: Builder, pending: Convolution, place: Value | None) -> Value:
@@ -215,28 +254,33 @@ class Builder:
         # Kernels are chosen for this number of images.
         self.chosen_for = images if chosen_for is None else chosen_for
         self._uses: Counter[Entry] = Counter()
+        self._counts: dict[int, int] = {}
         self._results = results
         self._lasting = lasting or {}
 
     def build(self, graph: Graph, inputs: Mapping[str, Value], lower: Lower) -> Steps:
         """Return the steps that compute a graph on these arrays; `lower` lowers one node. Raises
         `UnsupportedProblem` and `InvalidProblem`."""
-        self._uses, counts = graph.uses, graph.outputs
+        self._uses, self._counts = graph.uses, graph.outputs
         found: dict[Entry, Operand] = {}
         for entry, name in graph.variables:
             self._bind(found, entry, self.given(inputs[name]))
         for number, node in graph.computed:
-            self.node, self.number = node.name, number
-            results = lower(self, node, [found[entry] for entry in node.inputs])
-            for output, result in enumerate(results):
-                self._bind(found, Entry(number, output), result)
-            if counts.get(number, 0) > len(results):
-                raise UnsupportedProblem(
-                    f"{node.op} {node.name}: output {counts[number] - 1} is not computed"
-                )
+            self._node(found, number, node, lower)
         for number, head in enumerate(graph.heads):
             self._output(found[head], number)
         return self.steps
+
+    def _node(self, found: dict[Entry, Operand], number: int, node: Node, lower: Lower) -> None:
+        """Lower a node and bind its results."""
+        self.node, self.number = node.name, number
+        results = lower(self, node, [found[entry] for entry in node.inputs])
+        for output, result in enumerate(results):
+            self._bind(found, Entry(number, output), result)
+        if self._counts.get(number, 0) > len(results):
+            raise UnsupportedProblem(
+                f"{node.op} {node.name}: output {self._counts[number] - 1} is not computed"
+            )
 
     def _bind(self, found: dict[Entry, Operand], entry: Entry, result: Operand) -> None:
         """Bind `result` to an array of the graph, with one claim per reader."""
@@ -328,10 +372,12 @@ class Builder:
         read: Mapping[str, Value],
         node: str | None = None,
         problem: ConvProblem | None = None,
+        also: Mapping[str, Value] = _NOTHING,
     ) -> Value:
-        """Append a step: `plan` computes "y" from the arrays in `read`. Returns y. `node` defaults
-        to the current node. Raises `UnsupportedProblem` for arrays that exceed their buffers."""
-        arrays = {"y": y, **read}
+        """Append a step: `plan` computes "y", and the arrays in `also`, from the arrays in `read`.
+        Returns y; all results have a claim. `node` defaults to the current node. Raises
+        `UnsupportedProblem` for arrays that exceed their buffers."""
+        arrays = {"y": y, **also, **read}
         for name, value in arrays.items():
             if value.end > value.buffer.nbytes:
                 raise UnsupportedProblem(
@@ -344,11 +390,13 @@ class Builder:
         steps.append(Step(node or self.node, plan, arrays, problem))
         _release(read.values())
         y.buffer.uses += 1
+        for value in also.values():
+            value.buffer.uses += 1
         return y
 
     def drop(self, operand: Operand) -> None:
         """Release an operand's claims."""
-        _release(_values(operand))
+        _release(values_of(operand))
 
     def claimed(self, value: Value) -> Value:
         """Return the array with one more claim."""
@@ -458,5 +506,6 @@ def _release(values: Iterable[Value]) -> None:
         value.buffer.uses -= 1
 
 
-def _values(operand: Operand) -> list[Value]:
+def values_of(operand: Operand) -> list[Value]:
+    """Return the arrays that an operand reads, or is."""
     return [operand] if isinstance(operand, Value) else operand.values()

@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from .values import ARENA, INPUT, LASTING, OUTPUT, Buffer, Step, Steps, Value
+from .values import ARENA, INPUT, LASTING, OUTPUT, SAVED, Buffer, Step, Steps, Value
 
 # Arrays are aligned to this many bytes, as CUDA's allocations are.
 _ALIGNMENT = 256
@@ -20,13 +20,15 @@ def aligned(nbytes: int) -> int:
 class Places:
     """Offsets in bytes. A lane's memory holds inputs, outputs and intermediate arrays; its first
     `host_bytes` have a page-locked counterpart. Arrays that depend on weights alone are in separate
-    memory of `lasting_bytes`. `workspaces` maps a step's number to its workspace."""
+    memory of `lasting_bytes`, saved ones in memory of `saved_bytes`. `workspaces` maps a step's
+    number to its workspace."""
 
     offsets: dict[int, int]
     workspaces: dict[int, int]
     host_bytes: int
     device_bytes: int
     lasting_bytes: int
+    saved_bytes: int
 
     def of(self, buffer: Buffer) -> int:
         return self.offsets[id(buffer)]
@@ -50,12 +52,11 @@ def places(steps: Steps, inputs: Iterable[Value]) -> Places:
         if value.buffer.kind in (INPUT, OUTPUT) and id(value.buffer) not in offsets:
             offsets[id(value.buffer)] = end
             end = aligned(end + value.buffer.nbytes)
-    lasting = 0
-    for step in steps.for_weights:
-        buffer = step.arrays["y"].buffer
-        if buffer.kind == LASTING and id(buffer) not in offsets:
-            offsets[id(buffer)] = lasting
-            lasting = aligned(lasting + buffer.nbytes)
+    computed = (step.arrays["y"].buffer for step in steps.for_weights)
+    lasting = _in_order(computed, LASTING, offsets)
+    passes = () if steps.forward is None else steps.for_images
+    used = (value.buffer for step in passes for value in step.arrays.values())
+    saved = _in_order(used, SAVED, offsets)
     early = len(steps.early.steps) if steps.early else 0
     lives, workspaces = _lives(steps.for_images, early)
     size = _pack([*lives.values(), *workspaces.values()])
@@ -63,7 +64,17 @@ def places(steps: Steps, inputs: Iterable[Value]) -> Places:
     size = max(size, *(step.plan.workspace_bytes for step in steps.for_weights), 0)
     offsets |= {key: end + life.offset for key, life in lives.items()}
     own = {number: end + life.offset for number, life in workspaces.items()}
-    return Places(offsets, own, end, max(_ALIGNMENT, aligned(end + size)), lasting)
+    return Places(offsets, own, end, max(_ALIGNMENT, aligned(end + size)), lasting, saved)
+
+
+def _in_order(buffers: Iterable[Buffer], kind: str, offsets: dict[int, int]) -> int:
+    """Assign offsets to the buffers of a kind, which live at the same time; return the end."""
+    end = 0
+    for buffer in buffers:
+        if buffer.kind == kind and id(buffer) not in offsets:
+            offsets[id(buffer)] = end
+            end = aligned(end + buffer.nbytes)
+    return end
 
 
 def _lives(steps: list[Step], early: int) -> tuple[dict[int, _Life], dict[int, _Life]]:

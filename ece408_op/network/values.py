@@ -11,8 +11,9 @@ from ..problem import ConvProblem
 from .host_arrays import ITEM_BYTES
 
 # Kinds of buffers: inputs of a call; weights, and arrays computed from them, which stay on the GPU;
-# intermediate arrays; outputs.
-INPUT, WEIGHT, LASTING, ARENA, OUTPUT = "input", "weight", "lasting", "arena", "output"
+# intermediate arrays; those that the backward pass reads, in memory of the caller; outputs.
+INPUT, WEIGHT, LASTING = "input", "weight", "lasting"
+ARENA, SAVED, OUTPUT = "arena", "saved", "output"
 
 
 @dataclass(eq=False)
@@ -125,7 +126,8 @@ Lasting = dict[object, tuple[Value, ...]]
 @dataclass
 class Steps:
     """All steps of a network for a number of images: `for_weights` run once, `for_images` per
-    chunk. `lasting` are arrays that the former compute."""
+    chunk. `lasting` are arrays that the former compute. `forward` of the latter are the forward
+    pass, if the others compute gradients."""
 
     images: int
     for_weights: list[Step] = field(default_factory=list)
@@ -135,3 +137,4 @@ class Steps:
     # Whether images are independent of each other.
     divisible: bool = True
     early: Early | None = None
+    forward: int | None = None

@@ -27,7 +27,7 @@ SUFFIXES = {"float16": "f16", "float32": "f32", "float64": "f64"}
 # Suffix of the fast functions for float32 arrays with float64 products and sums.
 STRICT = "strict"
 
-_ABI_VERSION = 13
+_ABI_VERSION = 14
 ISA_CODES = {"avx512": 2, "avx2": 1, "baseline": 0}
 _REMEDY = "run `pip install .` in the checkout, which needs a C++ compiler (g++ or clang++)"
 FAILURES: dict[int, type[Ece408Error]] = {

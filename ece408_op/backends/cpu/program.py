@@ -15,12 +15,13 @@ from typing import Any
 from ...errors import Ece408Error
 from . import native
 
-MOST_INPUTS, MOST_OPS, MOST_AXES, PACKED_HEADER = 6, 24, 6, 64
+MOST_INPUTS, MOST_ALSO, MOST_OPS, MOST_AXES, PACKED_HEADER = 6, 3, 24, 6, 64
 TYPES = {"float32": 0, "float16": 1, "uint8": 2}
 
 Kind = IntEnum(
     "Kind",
-    "CONVOLVE PACK DATA_GRADIENT POINTWISE COPY POOL REDUCE SOFTMAX LRN RESIZE",
+    "CONVOLVE PACK DATA_GRADIENT POINTWISE COPY POOL REDUCE SOFTMAX LRN RESIZE "
+    "WEIGHT_GRADIENT POOL_GRADIENT NORM NORM_GRADIENT ONE_HOT",
     start=0,
 )
 Read = IntEnum("Read", "ALIKE IMAGES SHARED", start=0)
@@ -34,7 +35,7 @@ TERMS = (
     *("negative", "erf", "elu", "selu", "gelu", "leaky", "prelu", "clip", "affine", "constant"),
     *("round_half", "add", "subtract", "multiply", "divide", "plus", "minus", "minus_from"),
     *("times", "over", "over_from", "maximum", "minimum", "power", "inverse_deviation"),
-    *("scaled_deviation", "multiply_add", "subtract_product", "shifted"),
+    *("scaled_deviation", "multiply_add", "subtract_product", "shifted", "where"),
 )
 
 _WHOLE, _INT, _REAL, _FLOAT = ctypes.c_int64, ctypes.c_int32, ctypes.c_double, ctypes.c_float
@@ -54,7 +55,7 @@ class Operand(ctypes.Structure):
 
 
 class Convolve(ctypes.Structure):
-    """Of CONVOLVE, PACK and DATA_GRADIENT."""
+    """Of CONVOLVE, PACK and gradients."""
 
     _fields_ = [
         *_fields(native.Problem, "problem"),
@@ -119,7 +120,7 @@ class Reduced(ctypes.Structure):
 
 
 class Softmaxed(ctypes.Structure):
-    """A softmax of rows."""
+    """A softmax of rows, or rows of zeros and ones from labels."""
 
     _fields_ = [*_fields(_WHOLE, "rows", "length", "inner", "logarithm"), *_fields(_REAL, "scale")]
 
@@ -139,6 +140,15 @@ class Resized(ctypes.Structure):
     _fields_ = _fields(_WHOLE, "planes", "height", "width", "out_height", "out_width", "aligned")
 
 
+class Batch(ctypes.Structure):
+    """A normalisation by the batch's averages, or its gradient."""
+
+    _fields_ = [
+        *_fields(_WHOLE, "images", "channels", "pixels"),
+        *[*_fields(_REAL, "epsilon"), *_fields(_INT, "is_relu")],
+    ]
+
+
 class Of(ctypes.Union):
     """What a step computes, by its kind."""
 
@@ -146,6 +156,7 @@ class Of(ctypes.Union):
         *[*_fields(Convolve, "convolve"), *_fields(Pointwise, "pointwise")],
         *[*_fields(Strided, "strided"), *_fields(Pooled, "pooled"), *_fields(Reduced, "reduced")],
         *[*_fields(Softmaxed, "softmaxed"), *_fields(Lrn, "lrn"), *_fields(Resized, "resized")],
+        *_fields(Batch, "batch"),
     ]
 
 
@@ -154,7 +165,7 @@ class Step(ctypes.Structure):
 
     _fields_ = [
         *[*_fields(_WHOLE, "kind"), *_fields(Operand * MOST_INPUTS, "in")],
-        *[*_fields(Operand, "out"), *_fields(Of, "of")],
+        *[*_fields(Operand, "out"), *_fields(Operand * MOST_ALSO, "also"), *_fields(Of, "of")],
     ]
 
     @property
@@ -164,10 +175,12 @@ class Step(ctypes.Structure):
         return found
 
 
-# A step's kind; offset, image, base and type of each input and of the output; and what it computes.
+# A step's kind; offset, image, base and type of each input and result; and what it computes.
 # `struct` fills structures several times as fast as ctypes does, field by field.
 PLACE, NOWHERE = struct.Struct("qqii"), struct.pack("qqii", 0, 0, -1, 0)
-_STEP = struct.Struct(f"q{PLACE.size * MOST_INPUTS}s{PLACE.size}s{ctypes.sizeof(Of)}s")
+_STEP = struct.Struct(
+    f"q{PLACE.size * MOST_INPUTS}s{PLACE.size}s{PLACE.size * MOST_ALSO}s{ctypes.sizeof(Of)}s"
+)
 _CODES = {_WHOLE: "q", _INT: "i", _REAL: "d", _FLOAT: "f"}
 
 
@@ -191,9 +204,9 @@ def packed(of: type[ctypes.Structure], *numbers: float) -> bytes:
     return _packer(of, len(numbers)).pack(*numbers)
 
 
-def steps_of(packed_steps: Sequence[tuple[int, bytes, bytes, bytes]]) -> ctypes.Array[Step]:
-    """Return steps, each given by its kind, its inputs and its output in `PLACE`'s form, and what
-    it computes."""
+def steps_of(packed_steps: Sequence[tuple[int, bytes, bytes, bytes, bytes]]) -> ctypes.Array[Step]:
+    """Return steps, each given by its kind, its inputs, its output and its further results in
+    `PLACE`'s form, and what it computes."""
     given = bytearray(_STEP.size * len(packed_steps))
     for number, each in enumerate(packed_steps):
         _STEP.pack_into(given, number * _STEP.size, *each)

@@ -20,7 +20,7 @@ from ...backends.cpu.program import Kind
 from ...errors import NotEnoughMemory
 from ..host_arrays import Array
 from ..memory_planner import Places, aligned, places
-from ..values import ARENA, INPUT, LASTING, OUTPUT, WEIGHT, Buffer, Step, Steps, Value
+from ..values import ARENA, INPUT, LASTING, OUTPUT, SAVED, WEIGHT, Buffer, Step, Steps, Value
 from .cpu_steps import CpuPlan, CpuSteps
 from .machine import Machine
 
@@ -98,9 +98,9 @@ class KeptCode:
 class CpuCode:
     """Steps as structures, for calls that bring `arena_bytes` of memory, with what is kept of their
     weights: by other programs of the graph, from which `kept` are those in order of creation, and
-    by this one. Operands are in the arena, the inputs, the outputs, and what is kept. Weights that
-    images need are copied unless these have more than `most_copied` bytes: then it
-    `reads_weights`."""
+    by this one. Operands are in the arena, the inputs, the outputs, what is kept, and `saved_bytes`
+    of the caller's between its passes. Weights that images need are copied unless these have more
+    than `most_copied` bytes: then it `reads_weights`."""
 
     def __init__(
         self,
@@ -112,7 +112,7 @@ class CpuCode:
         self.steps = steps
         self.isa = chosen_isa()
         found = places(replace(steps, outputs=[]), ())
-        self.arena_bytes = found.device_bytes
+        self.arena_bytes, self.saved_bytes = found.device_bytes, found.saved_bytes
         self.kept, copies = _needed(steps, kept)
         self.reads_weights = sum(buffer.nbytes for buffer in copies) > most_copied
         copies = [] if self.reads_weights else copies
@@ -234,13 +234,15 @@ def _key(buffer: Buffer) -> object:
 
 
 class _PlacesOf:
-    """The places of arrays in a program's bases: the arena, its inputs, its outputs, and from base
-    `first` on what is kept of weights. Steps `for_images` read copies of weights."""
+    """The places of arrays in a program's bases: the arena, its inputs, its outputs, from base
+    `first` on what is kept of weights, and what is saved between passes. Steps `for_images` read
+    copies of weights."""
 
     def __init__(
         self, found: Places, inputs: int, first: int, kept: Sequence[KeptCode], for_images: bool
     ) -> None:
         self._found, self._inputs, self._for_images = found, inputs, for_images
+        self._saved = first + len(kept)
         self._kept = {
             key: (base, offset)
             for base, each in enumerate(kept, first)
@@ -251,17 +253,20 @@ class _PlacesOf:
         made = []
         for step in steps:
             plan = _plan(step)
-            inputs = [
-                self._of(step.arrays[name]) if name else program.NOWHERE for name in plan.inputs
-            ]
-            made.append((plan.kind, b"".join(inputs), self._of(step.arrays["y"]), plan.of))
+            inputs, also = self._all(step, plan.inputs), self._all(step, plan.also)
+            made.append((plan.kind, inputs, self._of(step.arrays["y"]), also, plan.of))
         return program.steps_of(made)
+
+    def _all(self, step: Step, names: Sequence[str]) -> bytes:
+        return b"".join([self._of(step.arrays[n]) if n else program.NOWHERE for n in names])
 
     def _of(self, value: Value) -> bytes:
         buffer, key = value.buffer, _key(value.buffer)
         base, offset = 0, value.offset
         if buffer.kind == ARENA:
             offset += self._found.of(buffer)
+        elif buffer.kind == SAVED:
+            base, offset = self._saved, offset + self._found.of(buffer)
         elif key in self._kept and (self._for_images or buffer.kind == LASTING):
             base, first = self._kept[key]
             offset += first

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from ...backends.cpu import native, program
 from ...backends.cpu.program import Kind
 from ...problem import ConvProblem
-from ..builder import MOST_AXES, Axis, Builder, Chain, Convolution, Lowering, Windows
+from ..builder import MOST_AXES, Axis, Batch, Builder, Chain, Convolution, Lowering, Windows
 from ..terms import Term, leaf, reading, substituted
 from ..values import Value
 
@@ -36,8 +36,8 @@ _TERMS = {name: number for number, name in enumerate(program.TERMS)}
 
 class CpuPlan(NamedTuple):
     """A step without its arrays: its kind, the names of its inputs in the header's order ("" for
-    none), and the bytes of the member of the header's union. `reads_packed`: a convolution reads
-    packed weights alone, if they could be packed."""
+    none), the bytes of the member of the header's union, and the names of its further results.
+    `reads_packed`: a convolution reads packed weights alone, if they could be packed."""
 
     name: str
     kind: Kind
@@ -45,6 +45,7 @@ class CpuPlan(NamedTuple):
     of: bytes
     workspace_bytes: int = 0
     reads_packed: bool = False
+    also: tuple[str, ...] = ()
 
     def has_code_of(self, other: Any) -> bool:
         return False
@@ -57,6 +58,7 @@ class CpuSteps(Lowering):
     isa: str
     strict: bool
     adds_in_place = False
+    accumulates = True
 
     def pointwise(self, term: Term, y: Value) -> tuple[CpuPlan, dict[str, Value]] | None:
         leaves = term.leaves()
@@ -91,10 +93,12 @@ class CpuSteps(Lowering):
         return CpuPlan("strided_copy", Kind.COPY, ("x",), made)
 
     def pool(self, x: Value, y: Value, windows: Windows) -> CpuPlan:
-        along = zip(x.shape[-2:], y.shape[-2:], windows.kernel, windows.stride, windows.pad)
-        sizes = _WINDOWS[windows.kind], windows.border, x.shape[0], x.shape[1]
-        made = program.packed(program.Pooled, *sizes, *itertools.chain(*along))
-        return CpuPlan("pool", Kind.POOL, ("x",), made)
+        return CpuPlan("pool", Kind.POOL, ("x",), _pooled(x, y, windows))
+
+    def pool_gradient(self, x: Value, dy: Value, windows: Windows) -> CpuPlan:
+        inputs = ("dy", "x", "pooled") if windows.kind == "max" else ("dy", "", "")
+        made = _pooled(x, dy, windows)
+        return CpuPlan("pool_gradient", Kind.POOL_GRADIENT, inputs, made)
 
     def reduce(self, kind: str, outputs: int, length: int, inner: int, factor: float) -> CpuPlan:
         how = _REDUCED.get(kind, program.Reduce.SUM)
@@ -116,10 +120,32 @@ class CpuSteps(Lowering):
         made = program.packed(program.Resized, *sizes)
         return CpuPlan("resize", Kind.RESIZE, ("x",), made)
 
-    def data_gradient(self, problem: ConvProblem) -> CpuPlan:
-        kernel = native.choose(problem, "backward_data", self.isa, self.strict)
-        made = self._convolution(problem, kernel)
-        return CpuPlan(f"{kernel}_{self.isa}", Kind.DATA_GRADIENT, ("w", "x"), made)
+    def data_gradient(self, problem: ConvProblem, adds: bool = False) -> CpuPlan:
+        return self._gradient(Kind.DATA_GRADIENT, problem, "w", "x", adds)
+
+    def weight_gradient(self, problem: ConvProblem, adds: bool = False) -> CpuPlan:
+        return self._gradient(Kind.WEIGHT_GRADIENT, problem, "x", "dy", adds)
+
+    def _gradient(self, kind: Kind, problem: ConvProblem, a: str, b: str, adds: bool) -> CpuPlan:
+        direction = "backward_data" if kind == Kind.DATA_GRADIENT else "backward_weight"
+        kernel = native.choose(problem, direction, self.isa, self.strict)
+        made, inputs = self._convolution(problem, kernel), (a, b, "onto" if adds else "")
+        return CpuPlan(f"{kernel}_{self.isa}", kind, inputs, made)
+
+    def norm(self, batch: Batch, scaled: bool, adds: bool) -> CpuPlan:
+        inputs = "x", "beta", "gamma" if scaled else "", "added" if adds else ""
+        made = program.packed(program.Batch, *batch)
+        return CpuPlan("norm", Kind.NORM, inputs, made, also=("mean", "inverse"))
+
+    def norm_gradient(self, batch: Batch, scaled: bool, adds: bool) -> CpuPlan:
+        last = "gamma" if scaled else "", "positive" if batch.is_relu else ""
+        inputs, made = ("x", "dy", "mean", "inverse", *last), program.packed(program.Batch, *batch)
+        also = "dgamma", "dbeta", "dadded" if adds else ""
+        return CpuPlan("norm_gradient", Kind.NORM_GRADIENT, inputs, made, also=also)
+
+    def one_hot(self, rows: int, length: int, inner: int) -> CpuPlan:
+        made = program.packed(program.Softmaxed, rows, length, inner)
+        return CpuPlan("one_hot", Kind.ONE_HOT, ("x",), made)
 
     def convolve(self, builder: Builder, pending: Convolution, place: Value | None) -> Value:
         if place is not None and not place.dense and place.shape[0] > 1:
@@ -185,6 +211,12 @@ class CpuSteps(Lowering):
         if isinstance(operand, Value) and operand.dtype == "float32" and operand.shape[0] == 1:
             return operand if operand.dense else operand.seen(operand.shape)
         return builder.dense(operand)
+
+
+def _pooled(x: Value, y: Value, windows: Windows) -> bytes:
+    along = zip(x.shape[-2:], y.shape[-2:], windows.kernel, windows.stride, windows.pad)
+    sizes = _WINDOWS[windows.kind], windows.border, x.shape[0], x.shape[1]
+    return program.packed(program.Pooled, *sizes, *itertools.chain(*along))
 
 
 # The other kernels compute sums that are not finite once more, from weights that are not packed.

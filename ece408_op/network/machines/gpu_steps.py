@@ -110,7 +110,7 @@ class GpuSteps(Lowering):
         arguments: list[str | int] = ["y", "x", y.elements, *x.shape[2:], *y.shape[2:]]
         return _launched(_RESIZE, (("ALIGNED", int(aligned)),), "resize", y.elements, arguments)
 
-    def data_gradient(self, problem: ConvProblem) -> Plan:
+    def data_gradient(self, problem: ConvProblem, adds: bool = False) -> Plan:
         chosen = catalog.default(problem, "backward_data", self.target.capability)
         plan = chosen.plan(problem, self.target.capability, False)
         return replace(_renamed(plan, {"dx": "y", "dy": "x"}), apart=None)

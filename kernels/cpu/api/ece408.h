@@ -20,7 +20,7 @@
 #define ECE408_EXPORT __attribute__((visibility("default")))
 
 /* Changes with every incompatible change of this header. */
-#define ECE408_ABI_VERSION 13
+#define ECE408_ABI_VERSION 14
 
 #ifdef __cplusplus
 extern "C" {

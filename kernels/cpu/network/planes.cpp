@@ -52,6 +52,19 @@ void pool_plane(const ece408_pooled& of, const float* x, float* y) {
     }
 }
 
+// The windows' heights, then their widths, for averages; ones for sums.
+Buffer<float> lengths_of(const ece408_pooled& of) {
+    Buffer<float> lengths(of.rows.count + of.columns.count);
+    if (!lengths) return lengths;
+    for (int64_t k = 0; k < of.rows.count + of.columns.count; ++k) {
+        const int64_t j = k - of.rows.count;
+        const int64_t length =
+            j < 0 ? length_of(of.rows, k, of.border) : length_of(of.columns, j, of.border);
+        lengths[k] = of.kind == ECE408_AVERAGE ? static_cast<float>(length) : 1;
+    }
+    return lengths;
+}
+
 // MXNet's BilinearResize2D: the input coordinate of output pixel `i`.
 struct Source {
     int64_t first, next;  // the next pixel's distance: 1, or 0 at the end
@@ -114,14 +127,8 @@ int pool_planes(const Step& step) {
         });
         return ECE408_OK;
     }
-    const Buffer<float> lengths(of.rows.count + of.columns.count);
+    const Buffer<float> lengths = lengths_of(of);
     if (!lengths) return ECE408_NO_MEMORY;
-    for (int64_t k = 0; k < of.rows.count + of.columns.count; ++k) {
-        const int64_t j = k - of.rows.count;
-        const int64_t length =
-            j < 0 ? length_of(of.rows, k, of.border) : length_of(of.columns, j, of.border);
-        lengths[k] = of.kind == ECE408_AVERAGE ? static_cast<float>(length) : 1;
-    }
     const float* const heights =
         of.kind == ECE408_LARGEST ? nullptr : static_cast<float*>(lengths);
     const float* const widths = heights ? heights + of.rows.count : nullptr;
@@ -137,6 +144,21 @@ int pool_planes(const Step& step) {
         if (status != ECE408_OK) return status;
     }
     return ECE408_OK;
+}
+
+int pool_gradient(const Step& step) {
+    const ece408_pooled& of = step.of.of.pooled;
+    const float *const dy = input(step, 0), *const x = input(step, 1), *const y = input(step, 2);
+    const bool is_largest = of.kind == ECE408_LARGEST;
+    if (is_largest && !(x && y)) return ECE408_INVALID;
+    const Buffer<float> lengths = lengths_of(of);
+    if (!lengths) return ECE408_NO_MEMORY;
+    const float* const heights = is_largest ? nullptr : static_cast<float*>(lengths);
+    const int64_t planes = of.images * of.channels;
+    const int threads = useful_threads(step, planes * of.rows.size * of.columns.size, 2);
+    return ece408_pool_backward(&of.rows, &of.columns, heights,
+                                heights ? heights + of.rows.count : nullptr, planes, x, y, dy,
+                                output(step), threads, step.isa);
 }
 
 int normalise_channels(const Step& step) {

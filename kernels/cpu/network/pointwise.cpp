@@ -127,6 +127,7 @@ void apply(const ece408_op& op, const float* const* values, int64_t n, float* y)
         ECE408_OF_2(SCALED_DEVIATION, static_cast<float>(b / sqrt(a + wide_p)))
         ECE408_OF_3(MULTIPLY_ADD, a * b + c)
         ECE408_OF_3(SUBTRACT_PRODUCT, a - b * c)
+        ECE408_OF_3(WHERE, a > 0 ? b : c)
         case ECE408_TERM_SHIFTED:
             return each(n, y, [](float a, float b, float c, float d) { return a + (d - b) * c; },
                         in(0), in(1), in(2), in(3));

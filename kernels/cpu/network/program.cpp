@@ -18,6 +18,7 @@ constexpr const Rows* kRows[3] = ECE408_BUILDS(rows);
 int pointwise(const Step& step) { return kPointwise[step.isa]->compute(step); }
 int reduce(const Step& step) { return kRows[step.isa]->reduce(step); }
 int softmax(const Step& step) { return kRows[step.isa]->softmax(step); }
+int one_hot(const Step& step) { return kRows[step.isa]->one_hot(step); }
 
 // y = clamp(y [+ added]), after a kernel that has no epilogue.
 int finish(const Step& step) {
@@ -86,17 +87,49 @@ int pack(const Step& step) {
     return status == ECE408_UNSUPPORTED ? ECE408_OK : status;
 }
 
-int data_gradient(const Step& step) {
+// A gradient of a convolution, from two arrays; it adds to what a third one, y itself, holds.
+template <class Compute>
+int gradient(const Step& step, Compute* compute) {
     const ece408_convolve& of = step.of.of.convolve;
-    const auto compute = of.strict ? ece408_backward_data_strict : ece408_backward_data_f32;
-    return compute(&of.problem, input(step, 0), input(step, 1), output(step), 0, step.threads,
-                   step.isa, of.kernel);
+    const float* const held = input(step, 2);
+    if (held && held != output(step)) return ECE408_INVALID;
+    return compute(&of.problem, input(step, 0), input(step, 1), output(step), held != nullptr,
+                   step.threads, step.isa, of.kernel);
+}
+
+int data_gradient(const Step& step) {
+    return gradient(step, step.of.of.convolve.strict ? ece408_backward_data_strict
+                                                     : ece408_backward_data_f32);
+}
+
+int weight_gradient(const Step& step) {
+    return gradient(step, step.of.of.convolve.strict ? ece408_backward_weight_strict
+                                                     : ece408_backward_weight_f32);
+}
+
+float* also(const Step& step, int number) { return at(step, step.of.also[number]); }
+
+int norm(const Step& step) {
+    return ece408_batch_norm_forward(&step.of.of.batch, input(step, 0), input(step, 3),
+                                     input(step, 2), input(step, 1), output(step), also(step, 0),
+                                     also(step, 1), step.threads, step.isa);
+}
+
+int norm_gradient(const Step& step) {
+    const float *const x = input(step, 0), *const y = input(step, 5);
+    if (step.of.of.batch.is_relu && !y) return ECE408_INVALID;
+    return ece408_batch_norm_backward(&step.of.of.batch, x, y ? y : x, input(step, 1),
+                                      input(step, 4), input(step, 2), input(step, 3), output(step),
+                                      also(step, 2), also(step, 0), also(step, 1), step.threads,
+                                      step.isa);
 }
 
 // By enum ece408_step_kind.
 constexpr int (*kKinds[])(const Step&) = {
     convolve,    pack,   data_gradient, pointwise,          copy_strided,
     pool_planes, reduce, softmax,       normalise_channels, resize_planes,
+    weight_gradient,     pool_gradient, norm,               norm_gradient,
+    one_hot,
 };
 
 // Only these kinds take images that are apart.

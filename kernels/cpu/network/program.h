@@ -22,14 +22,20 @@ typedef struct ece408_operand {
 enum ece408_step_kind {
     ECE408_CONVOLVE,      /* in: x, w, bias, added, packed (the last three may be none) */
     ECE408_PACK,          /* in: w, bias; out: packed */
-    ECE408_DATA_GRADIENT, /* in: w, dy; out: dx */
+    ECE408_DATA_GRADIENT, /* in: w, dy, the same place as out to add to it (or none); out: dx */
     ECE408_POINTWISE,     /* in: up to ECE408_MOST_INPUTS */
     ECE408_COPY,          /* in: x; and so below */
     ECE408_POOL,
     ECE408_REDUCE,
     ECE408_SOFTMAX,
     ECE408_LRN,
-    ECE408_RESIZE
+    ECE408_RESIZE,
+    ECE408_WEIGHT_GRADIENT, /* in: x, dy, the same place as out to add to it (or none); out: dw */
+    ECE408_POOL_GRADIENT,   /* in: dy, x, y (the last two may be none for averages); out: dx */
+    ECE408_NORM,            /* in: x, beta, gamma, added (may be none); out: y; also: mean, inverse */
+    ECE408_NORM_GRADIENT,   /* in: x, dy, mean, inverse, gamma, y (may be none); out: dx; also: dgamma,
+                               dbeta, dadded (may be none) */
+    ECE408_ONE_HOT          /* in: labels (rows, inner); out: 1 at (i, label (i, j), j), else 0 */
 };
 
 enum { ECE408_MOST_INPUTS = 6, ECE408_MOST_OPS = 24, ECE408_MOST_AXES = 6, ECE408_PACKED_HEADER = 64 };
@@ -91,7 +97,8 @@ enum ece408_term {
     ECE408_TERM_SCALED_DEVIATION,  /* b / sqrt(a + p) in double */
     ECE408_TERM_MULTIPLY_ADD,      /* a * b + c */
     ECE408_TERM_SUBTRACT_PRODUCT,  /* a - b * c */
-    ECE408_TERM_SHIFTED            /* a + (d - b) * c */
+    ECE408_TERM_SHIFTED,           /* a + (d - b) * c */
+    ECE408_TERM_WHERE              /* a > 0 ? b : c */
 };
 
 /* One operator of a chain; its arguments are numbers of values: the inputs come first, then the results
@@ -154,16 +161,17 @@ typedef struct ece408_resized {
 
 typedef struct ece408_step {
     int64_t kind;
-    ece408_operand in[ECE408_MOST_INPUTS], out;
+    ece408_operand in[ECE408_MOST_INPUTS], out, also[3]; /* `also`: further results of some kinds */
     union {
-        ece408_convolve convolve; /* also PACK (problem, kernel) and DATA_GRADIENT */
+        ece408_convolve convolve; /* also PACK (problem, kernel) and gradients */
         ece408_pointwise pointwise;
         ece408_strided strided;
-        ece408_pooled pooled;
+        ece408_pooled pooled; /* also the gradient */
         ece408_reduced reduced;
-        ece408_softmaxed softmaxed;
+        ece408_softmaxed softmaxed; /* also ONE_HOT, the first three */
         ece408_lrn lrn;
         ece408_resized resized;
+        ece408_batch batch;
     } of;
 } ece408_step;
 

@@ -174,8 +174,22 @@ int softmax(const Step& step) {
                       of.logarithm ? softmax_columns<true> : softmax_columns<false>);
 }
 
+int one_hot(const Step& step) {
+    const ece408_softmaxed& of = step.of.of.softmaxed;
+    const float* const labels = input(step, 0);
+    float* const y = output(step);
+    const int threads = useful_threads(step, of.rows * of.length * of.inner, 1);
+    parallel_for(threads, of.rows * of.length, [&](int64_t row, int) {
+        const float* const of_row = labels + row / of.length * of.inner;
+        const auto number = static_cast<float>(row % of.length);
+        float* const to = y + row * of.inner;
+        for (int64_t j = 0; j < of.inner; ++j) to[j] = of_row[j] == number ? 1 : 0;
+    });
+    return ECE408_OK;
+}
+
 }  // namespace
 
-extern const Rows ECE408_THIS_BUILD(rows) = {reduce, softmax};
+extern const Rows ECE408_THIS_BUILD(rows) = {reduce, softmax, one_hot};
 
 }  // namespace ece408

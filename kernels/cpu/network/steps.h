@@ -16,6 +16,7 @@ struct Step {
 // All return an ece408_status.
 int copy_strided(const Step& step);
 int pool_planes(const Step& step);
+int pool_gradient(const Step& step);
 int normalise_channels(const Step& step);
 int resize_planes(const Step& step);
 
@@ -25,6 +26,7 @@ struct Pointwise {
 struct Rows {
     int (*reduce)(const Step& step);
     int (*softmax)(const Step& step);
+    int (*one_hot)(const Step& step);
 };
 
 ECE408_DECLARE_BUILDS(Pointwise, pointwise)

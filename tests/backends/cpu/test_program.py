@@ -19,7 +19,7 @@ from ece408_op.problem import ConvProblem
 # The member of `Step.of` for each kind.
 MEMBERS = (
     *("convolve", "convolve", "convolve", "pointwise", "strided", "pooled", "reduced"),
-    *("softmaxed", "lrn", "resized"),
+    *("softmaxed", "lrn", "resized", "convolve", "pooled", "batch", "batch", "softmaxed"),
 )
 SPECIAL = (np.nan, np.inf, -np.inf, 0.0, -0.0)
 # A number of elements that is worth several threads.
@@ -135,6 +135,7 @@ OPERATORS = {
     "multiply_add": (lambda a, b, c, p, q: a * b + c, 0, 0, False),
     "subtract_product": (lambda a, b, c, p, q: a - b * c, 0, 0, False),
     "shifted": (lambda a, b, c, d, p, q: a + (d - b) * c, 0, 0, False),
+    "where": (lambda a, b, c, p, q: np.where(a > 0, b, c), 0, 0, True),
 }
 
 
@@ -462,18 +463,123 @@ def test_convolutions(isa, rng):
 
 
 @pytest.mark.parametrize("isa", native.isas())
-def test_data_gradients(isa, rng):
-    for text, strict in itertools.product(LAYERS, (0, 1)):
+def test_gradients_of_convolutions(isa, rng):
+    """Of whole numbers; into an array, and added to it."""
+    kinds = {Kind.DATA_GRADIENT: "backward_data", Kind.WEIGHT_GRADIENT: "backward_weight"}
+    for text, strict, kind in itertools.product(LAYERS, (0, 1), kinds):
         problem = ConvProblem.parse(text)
-        w, dy = (
-            rng.integers(-3, 4, s).astype(np.float32) for s in (problem.w_shape, problem.y_shape)
-        )
-        found, expected = np.full((2, *problem.x_shape), np.nan, np.float32)
-        places = [a.ctypes.data for a in (w, dy, expected)]
-        native.run("reference_backward_data", problem, *places, accumulate=False, threads=1)
+        if kind == Kind.DATA_GRADIENT:
+            shapes = problem.w_shape, problem.y_shape, problem.x_shape
+        else:
+            shapes = problem.x_shape, problem.y_shape, problem.w_shape
+        a, b, held = (rng.integers(-3, 4, s).astype(np.float32) for s in shapes)
+        expected = np.empty_like(held)
+        places = [each.ctypes.data for each in (a, b, expected)]
+        native.run(f"reference_{kinds[kind]}", problem, *places, accumulate=False, threads=1)
         fields = {"problem": native.as_struct(problem), "kernel": -1, "strict": strict}
-        _call([_step(Kind.DATA_GRADIENT, [w, dy], w, **fields)], [w, dy, found], 2, isa)
+        step, found = _step(kind, [a, b], a, **fields), np.full_like(held, np.nan)
+        _call([step], [a, b, found], 2, isa)
         np.testing.assert_array_equal(found, expected, err_msg=text)
+        step.inputs[2], total = step.out, held.copy()
+        _call([step], [a, b, total], 2, isa)
+        np.testing.assert_array_equal(total, held + expected, err_msg=text)
+
+
+def _pool_gradient(x, dy, rows, columns, kind, border):
+    dx = np.zeros(x.shape)
+    for image, channel, i, j in np.ndindex(dy.shape):
+        spans = [(n * w.stride - w.pad, w) for n, w in ((i, rows), (j, columns))]
+        inside = [slice(max(a, 0), max(min(a + w.kernel, w.size), 0)) for a, w in spans]
+        part, given = x[image, channel][tuple(inside)], dx[image, channel][tuple(inside)]
+        if not part.size:
+            continue
+        if kind == Pool.LARGEST:
+            given[np.unravel_index(part.argmax(), part.shape)] += dy[image, channel, i, j]
+            continue
+        size = math.prod(
+            min(a + w.kernel, w.size + w.pad * border) - (a if border else max(a, 0))
+            for a, w in spans
+        )
+        given += dy[image, channel, i, j] / (1 if kind == Pool.SUM else size)
+    return dx
+
+
+def test_gradients_of_pooling(rng):
+    """Whole numbers, many of them equal: the first one gets a maximum's gradient."""
+    windows = [(2, 2, 0), (3, 2, 1), (3, 1, 1), (5, 3, 2), (2, 3, 1), (1, 4, 0), (1, 2, 2)]
+    for (kernel, stride, pad), kind, border in itertools.product(windows, Pool, (0, 1)):
+        x = rng.integers(-2, 3, (2, 3, 9, 11)).astype(np.float32)
+        # The last window may begin after the plane.
+        axes = [
+            program.Windows(n, (n + 2 * p - k) // s + 2, k, s, p)
+            for n, k, s, p in ((9, kernel, stride, pad), (11, 3, 2, 1))
+        ]
+        shape = (*x.shape[:2], axes[0].count, axes[1].count)
+        dy = rng.integers(-9, 10, shape).astype(np.float32)
+        y = _pooled(x, *axes, kind, border).astype(np.float32)
+        expected = _pool_gradient(x, dy, *axes, kind, border)
+        inputs = [dy, x, y] if kind == Pool.LARGEST else [dy, None, None]
+        fields = {"kind": kind, "border": border, "images": 2, "channels": 3}
+        fields |= {"rows": axes[0], "columns": axes[1]}
+        step = _step(Kind.POOL_GRADIENT, inputs, x, **fields)
+        name = f"{kind.name}, {border}, window {kernel} {stride} {pad}"
+        _check(step, inputs, expected, name, exact=kind != Pool.AVERAGE)
+
+
+def _with_more(step, inputs, y, more, isa, threads):
+    """Run a step that has further results."""
+    for number, each in enumerate(more):
+        step.also[number] = Operand(base=-1)
+        if each is not None:
+            step.also[number] = Operand(12, 0, len(inputs) + 1 + number)
+    _call([step], [*inputs, y, *more], threads, isa)
+
+
+@pytest.mark.parametrize("isa", native.isas())
+@pytest.mark.parametrize(("scaled", "adds", "is_relu"), [*itertools.product((0, 1), repeat=3)])
+def test_normalisation(isa, scaled, adds, is_relu, rng):
+    """Against the formula in float64, and its gradient."""
+    shape, axes = (5, 7, 23), (0, 2)
+    x, added, dy = (_numbers(rng, *shape) for _ in range(3))
+    x += 5
+    gamma, beta = _numbers(rng, 2, 7)
+    wide, of_channels = x.astype(np.float64), (1, 7, 1)
+    mean, variance = wide.mean(axes), wide.var(axes)
+    inverse = 1 / np.sqrt(variance + 0.01)
+    whitened = (wide - mean.reshape(of_channels)) * inverse.reshape(of_channels)
+    factor = (gamma if scaled else np.ones(7)).reshape(of_channels)
+    expected = whitened * factor + beta.reshape(of_channels) + added * adds
+    passed = np.where(expected > 0, dy, 0) if is_relu else dy.astype(np.float64)
+    expected = np.maximum(expected, 0) if is_relu else expected
+    dbeta, dgamma = passed.sum(axes), (passed * whitened).sum(axes)
+    rest = (whitened * dgamma.reshape(of_channels) + dbeta.reshape(of_channels)) / (5 * 23)
+    dx = (passed - rest) * inverse.reshape(of_channels) * factor
+    batch = {"images": 5, "channels": 7, "pixels": 23, "epsilon": 0.01, "is_relu": is_relu}
+    inputs = [x, beta, gamma if scaled else None, added if adds else None]
+    results = []
+    for threads in (1, 3):
+        y, also = np.full(shape, np.nan, np.float32), list(np.full((2, 7), np.nan, np.float32))
+        _with_more(_step(Kind.NORM, inputs, y, **batch), inputs, y, also, isa, threads)
+        last = [gamma if scaled else None, y if is_relu else None]
+        read, made = [x, dy, *also, *last], np.full(shape, np.nan, np.float32)
+        more = [*np.full((2, 7), np.nan, np.float32), np.full(shape, np.nan, np.float32)]
+        more[2] = more[2] if adds else None
+        step = _step(Kind.NORM_GRADIENT, read, made, **batch)
+        _with_more(step, read, made, more, isa, threads)
+        results.append([y, *also, made, *more[: 2 + adds]])
+    right = [expected, mean, inverse, dx, dgamma, dbeta, passed]
+    for number, (one, several) in enumerate(zip(*results)):
+        assert one.tobytes() == several.tobytes(), number
+        most = 3e-6 * np.abs(right[number]).max()
+        np.testing.assert_allclose(one, right[number], rtol=0, atol=most, err_msg=str(number))
+
+
+def test_labels_as_zeros_and_ones(rng):
+    labels = rng.integers(-1, 6, (3, 7)).astype(np.float32)
+    labels[0, :2] = 1.5, np.nan
+    expected = (labels[:, None] == np.arange(5)[:, None]).astype(np.float32)
+    step = _step(Kind.ONE_HOT, [labels], expected, rows=3, length=5, inner=7)
+    _check(step, [labels], expected, "labels", exact=True)
 
 
 def _plus(count, source, target):
