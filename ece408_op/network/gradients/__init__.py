@@ -1,0 +1,187 @@
+"""Gradients of a graph, as further nodes of it, before it is lowered for a machine.
+
+The forward pass becomes that of training: normalisation is by the batch's averages, with the sum
+and the relu that follow it. Then each node's rule adds the nodes of the wanted gradients. What an
+array gets from its uses is summed in reverse order of these.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from ...errors import UnsupportedProblem
+from ..graph import Entry, Graph, Node
+from ..operators import why_not
+from . import layer_rules, pointwise_rules
+from .tape import Of, Rule, Tape, Term
+
+RULES: dict[str, Rule] = {**pointwise_rules.RULES, **layer_rules.RULES}
+# Their gradients are zero.
+_CONSTANT = ("BlockGrad", "stop_gradient", "zeros_like", "ones_like")
+_SUMS = ("elemwise_add", "_plus", "_Plus", "_add")
+
+
+@dataclass(frozen=True)
+class Joint:
+    """A graph with its gradients. The nodes from number `backward` on are the backward pass; its
+    variables there are the gradients for the outputs. Its heads are the `outputs` first ones, the
+    wanted gradients, and new values of the moving averages, the variables `averages`."""
+
+    graph: Graph
+    backward: int
+    outputs: int
+    averages: tuple[str, ...]
+
+
+def differentiate(graph: Graph, wanted: Sequence[str], train: bool = True) -> Joint:
+    """Return the graph with gradients for the variables in `wanted`, in training mode or not.
+    Raises `UnsupportedProblem` for operators whose gradients are not computed."""
+    return _Pass(graph, wanted, train).joint()
+
+
+class _Pass:
+    """One call of `differentiate`."""
+
+    def __init__(self, graph: Graph, wanted: Sequence[str], train: bool) -> None:
+        self._tape = Tape()
+        self._train = train
+        self._uses = graph.uses
+        self._graph = graph
+        # Where the graph's arrays are on the tape, and the gradients of the tape's arrays.
+        self._place: dict[Entry, Entry] = {}
+        self._variables: dict[str, Entry] = {}
+        self._found: dict[int, dict[int, Entry]] = {}
+        # The normalisations in training, and where they are on the tape.
+        self._moving: list[tuple[Node, Entry]] = []
+        for _, node in graph.computed:
+            self._check(node)
+        fused = {number for node in graph.nodes for number in self._fused(node)}
+        for number, node in enumerate(graph.nodes):
+            if number not in fused:
+                self._forward(number, node)
+        self._heads = [self._place[head] for head in graph.heads]
+        missing = [name for name in wanted if name not in self._variables]
+        if missing:
+            raise UnsupportedProblem(f"the network takes no {', '.join(missing)} to differentiate")
+        self._wanted = [self._variables[name] for name in wanted]
+
+    def joint(self) -> Joint:
+        tape = self._tape
+        backward = len(tape.nodes)
+        for number, head in enumerate(self._heads):
+            tape.name = f"gradient for output {number}"
+            self._add(head, tape.add(Node("null", tape.name, {}, ())))
+        needed = self._needed(backward)
+        for number in reversed(range(backward)):
+            self._differentiate(number, needed)
+        tape.name = "gradients"
+        gradients = [
+            self._found.get(each.node, {}).get(0) or tape.node("zeros_like", [each], {})
+            for each in self._wanted
+        ]
+        names, averages = self._averages()
+        heads = (*self._heads, *gradients, *averages)
+        graph = Graph(tuple(tape.nodes), heads)
+        return Joint(graph, backward, len(self._heads), names)
+
+    def _check(self, node: Node) -> None:
+        reason = why_not(node.op, node.attributes)
+        if self._train and node.op == "Dropout" and node.read.number("p", 0.5) > 0:
+            reason = "dropout is not computed in training"
+        if node.read.text("act_type", "") == "rrelu":
+            reason = "the gradient of rrelu is not computed"
+        if reason is not None:
+            raise UnsupportedProblem(f"{node.op} {node.name}: {reason}")
+
+    def _forward(self, number: int, node: Node) -> None:
+        """Append a node of the forward pass to the tape."""
+        fused = self._fused(node) or [number] * self._trains(Entry(number))
+        if fused:
+            made = self._append_norm(node, fused)
+        elif node.op == "null" and node.name in self._variables:
+            # One array, whose gradients are summed.
+            made = self._variables[node.name]
+        else:
+            inputs = tuple(self._place[entry] for entry in node.inputs)
+            made = self._tape.add(replace(node, op=node.kind, inputs=inputs))
+        if node.op == "null":
+            self._variables[node.name] = made
+        outputs = self._graph.outputs.get(number, 1)
+        self._place |= {Entry(number, k): Entry(made.node, k) for k in range(outputs)}
+
+    def _trains(self, entry: Entry) -> bool:
+        """Return whether the array is normalised by the batch's averages."""
+        node = self._graph.nodes[entry.node]
+        batch = node.op == "BatchNorm" and not node.read.flag("use_global_stats")
+        return self._train and batch and entry.output == 0
+
+    def _fused(self, node: Node) -> list[int]:
+        """Return the numbers of the nodes before relu that are computed with it: a normalisation
+        and, maybe, a sum."""
+        if node.op != "relu" and node.attributes.get("act_type") != "relu":
+            return []
+        before, found = node.inputs[0], []
+        summed = self._graph.nodes[before.node]
+        if self._uses[before] == 1 and summed.op in _SUMS:
+            found.append(before.node)
+            before = next(filter(self._ends, summed.inputs), before)
+        return [*found, before.node] if self._ends(before) else []
+
+    def _ends(self, entry: Entry) -> bool:
+        return self._uses[entry] == 1 and self._trains(entry)
+
+    def _append_norm(self, node: Node, fused: list[int]) -> Entry:
+        """Append a normalisation; `node` is that, or relu after the `fused` nodes."""
+        norm = self._graph.nodes[fused[-1]]
+        names = {"eps", "axis", "fix_gamma"} & set(norm.attributes)
+        attributes = {name: norm.attributes[name] for name in sorted(names)}
+        inputs = list(norm.inputs[:3])
+        if node is not norm:
+            attributes["is_relu"] = "True"
+        if len(fused) > 1:
+            summed = self._graph.nodes[fused[0]]
+            inputs += [entry for entry in summed.inputs if entry.node != fused[-1]]
+        made = Node("_norm", norm.name, attributes, tuple(self._place[each] for each in inputs))
+        place = self._tape.add(made)
+        self._moving.append((norm, place))
+        return place
+
+    def _needed(self, backward: int) -> set[int]:
+        """Return the numbers of the nodes through which a wanted variable changes an output."""
+        found = {entry.node for entry in self._wanted}
+        for number, node in enumerate(self._tape.nodes[:backward]):
+            if node.op not in _CONSTANT and any(entry.node in found for entry in node.inputs):
+                found.add(number)
+        return found
+
+    def _differentiate(self, number: int, needed: set[int]) -> None:
+        """Add the gradients for a node's inputs."""
+        node, given = self._tape.nodes[number], self._found.get(number)
+        if node.op == "null" or number not in needed or not given:
+            return
+        if node.op not in RULES:
+            raise UnsupportedProblem(f"{node.op} {node.name}: its gradient is not computed")
+        self._tape.name = node.name
+        gradients = RULES[node.op](Of(self._tape, number, node, given))
+        for entry, gradient in zip(node.inputs, gradients):
+            if gradient is not None and entry.node in needed:
+                self._add(entry, gradient().entry)
+
+    def _add(self, entry: Entry, gradient: Entry) -> None:
+        found = self._found.setdefault(entry.node, {})
+        found[entry.output] = self._tape.added(found.get(entry.output), gradient)
+
+    def _averages(self) -> tuple[tuple[str, ...], list[Entry]]:
+        """Return the variables that are moving averages, and their new values."""
+        found: dict[Entry, Term] = {}
+        for norm, place in reversed(self._moving):
+            self._tape.name = norm.name
+            momentum, epsilon = norm.read.number("momentum", 0.9), norm.read.number("eps", 1e-3)
+            mean, inverse = (Term(self._tape, Entry(place.node, number)) for number in (1, 2))
+            variance = 1 / inverse.term("square") - epsilon
+            for entry, new in zip(norm.inputs[3:], (mean, variance)):
+                old = found.get(entry, Term(self._tape, self._place[entry]))
+                found[entry] = old * momentum + new * (1 - momentum)
+        names = tuple(self._graph.nodes[entry.node].name for entry in found)
+        return names, [each.entry for each in found.values()]

@@ -1,0 +1,277 @@
+"""Lowering of the operators of gradients. An input that gives only its shape is named `like`."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+
+from ...errors import UnsupportedProblem
+from ...problem import ConvProblem
+from ..builder import Batch, Builder, Chain, Convolution, Operand
+from ..graph import Node
+from ..node_attributes import Attributes
+from ..operators import lower as lower_forward
+from ..operators.convolutions import dense_problem_of, problem_of, transposed_problem_of
+from ..operators.elementwise import combined
+from ..operators.operator import axis_of, channels_of
+from ..operators.pooling import as_planes, axes_of, reduced, windows_of
+from ..operators.rows import of_labels
+from ..terms import Term, leaf
+from ..values import Plan, Value
+
+
+def lower(builder: Builder, node: Node, operands: list[Operand]) -> list[Operand]:
+    """Lower a node of a graph with gradients, as `operators.lower` does."""
+    if node.op not in OPERATORS:
+        return lower_forward(builder, node, operands)
+    found = OPERATORS[node.op](builder, node.read, operands)
+    return found if isinstance(found, list) else [found]
+
+
+def _term(builder: Builder, attributes: Attributes, operands: list[Operand]) -> Operand:
+    axes = max(len(each.shape) for each in operands)
+    axis = axis_of(attributes.integer("axis", 1), axes) if axes > 1 else 0
+    terms, shapes = [], []
+    for each in operands:
+        is_vector = len(each.shape) < axes
+        shapes.append(channels_of(each, axes, axis) if is_vector else each.shape)
+        terms.append(leaf(builder.value(each), shapes[-1]) if is_vector else builder.chain(each))
+    constants = tuple(attributes.number(name) for name in "pq" if attributes.is_set(name))
+    shape = tuple(map(max, zip(*shapes)))
+    return builder.pointwise(shape, attributes.text("term", ""), *terms, constants=constants)
+
+
+def _problem(builder: Builder, attributes: Attributes, x: Operand) -> ConvProblem:
+    of = attributes.text("of", "")
+    if of == "FullyConnected":
+        return dense_problem_of(attributes, x.shape)
+    if of == "Deconvolution":
+        return transposed_problem_of(attributes, x.shape)
+    return problem_of(builder.node, attributes, x.shape)
+
+
+def _data_gradient(builder: Builder, attributes: Attributes, operands: list[Operand]) -> Operand:
+    """From w, dy, like x, and what to add it to, if given."""
+    w, dy, x, *onto = operands
+    problem, shape = _problem(builder, attributes, x), x.shape
+    builder.drop(x)
+    if attributes.text("of", "") == "Deconvolution":
+        read = builder.dense(dy), builder.dense(w)
+        made = Convolution(builder.node, False, shape, problem, *read, None)
+        return combined(builder, "add", [onto[0], made]) if onto else made
+    arrays = {"w": builder.dense(w), "x": builder.dense(dy)}
+    plan = builder.lowering.data_gradient
+    return _accumulated(builder, lambda adds: plan(problem, adds), shape, arrays, onto)
+
+
+def _weight_gradient(builder: Builder, attributes: Attributes, operands: list[Operand]) -> Operand:
+    """From x, dy, like w, and what to add it to, if given."""
+    x, dy, w, *onto = operands
+    problem = _problem(builder, attributes, x)
+    builder.drop(w)
+    if attributes.text("of", "") == "Deconvolution":
+        x, dy = dy, x
+    arrays = {"x": builder.dense(x), "dy": builder.dense(dy)}
+    plan = builder.lowering.weight_gradient
+    return _accumulated(builder, lambda adds: plan(problem, adds), w.shape, arrays, onto)
+
+
+def _accumulated(
+    builder: Builder,
+    plan: Callable[[bool], Plan],
+    shape: tuple[int, ...],
+    arrays: dict[str, Value],
+    onto: list[Operand],
+) -> Operand:
+    """Emit a gradient of a convolution, added to an array if one is given."""
+    total = [builder.value(each) for each in onto]
+    if total and builder.lowering.accumulates and builder.is_free(total[0]):
+        return builder.emit(plan(True), total[0], {**arrays, "onto": total[0]})
+    made = builder.emit(plan(False), builder.empty(shape, False), arrays)
+    return combined(builder, "add", [total[0], made]) if total else made
+
+
+def _batch(
+    builder: Builder, attributes: Attributes, operands: list[Operand], names: Sequence[str]
+) -> tuple[Batch, dict[str, Value]]:
+    """Return a normalisation, and the arrays that it reads, by their names, x first."""
+    read = {name: builder.dense(each) for name, each in zip(names, operands)}
+    if attributes.flag("fix_gamma", True):
+        builder.drop(read.pop("gamma"))
+    shape = read["x"].shape
+    axis = axis_of(attributes.integer("axis", 1), len(shape))
+    sizes = math.prod(shape[:axis]), shape[axis], math.prod(shape[axis + 1 :])
+    return Batch(*sizes, attributes.number("eps", 1e-3), attributes.flag("is_relu")), read
+
+
+def _norm(builder: Builder, attributes: Attributes, operands: list[Operand]) -> list[Operand]:
+    """From x, gamma, beta, and what to add before relu, if given: y, mean, inverse deviation."""
+    batch, read = _batch(builder, attributes, operands, ("x", "gamma", "beta", "added"))
+    also = {name: builder.empty((batch.channels,), False) for name in ("mean", "inverse")}
+    plan = builder.lowering.norm(batch, "gamma" in read, "added" in read)
+    y = builder.emit(plan, builder.empty(read["x"].shape, False), read, also=also)
+    return [y, *also.values()]
+
+
+def _norm_gradient(
+    builder: Builder, attributes: Attributes, operands: list[Operand]
+) -> list[Operand]:
+    """From x, dy, mean, inverse, gamma, and y for relu: the gradients for x, gamma, beta, and what
+    was added, if so."""
+    names = ("x", "dy", "mean", "inverse", "gamma", "positive")
+    batch, read = _batch(builder, attributes, operands, names)
+    shape, adds = operands[0].shape, attributes.flag("adds")
+    also = {name: builder.empty((batch.channels,), False) for name in ("dgamma", "dbeta")}
+    if adds:
+        also["dadded"] = builder.empty(shape, False)
+    plan = builder.lowering.norm_gradient(batch, "gamma" in read, adds)
+    dx = builder.emit(plan, builder.empty(shape, False), read, also=also)
+    return [dx, *also.values()]
+
+
+def _pool_gradient(builder: Builder, attributes: Attributes, operands: list[Operand]) -> Operand:
+    """From dy, like x; or from dy, x and y for a maximum."""
+    dy, shape = builder.dense(operands[0]), operands[1].shape
+    windows, _ = windows_of(builder.node, attributes, shape)
+    read = {"dy": dy}
+    if windows.kind == "max":
+        read |= {"x": builder.dense(operands[1]), "pooled": builder.dense(operands[2])}
+    else:
+        builder.drop(operands[1])
+    dx = builder.empty(shape, False)
+    plan = builder.lowering.pool_gradient(as_planes(dx), as_planes(dy), windows)
+    return builder.emit(plan, dx, read)
+
+
+def _spread(builder: Builder, attributes: Attributes, operands: list[Operand]) -> Operand:
+    """Spread an array to the shape of x, of which axes were reduced; divide by their size for a
+    mean."""
+    a, x = operands
+    shape = x.shape
+    builder.drop(x)
+    pixels = tuple(range(2, len(shape)))
+    axes = pixels if attributes.flag("pixels") else axes_of(attributes, len(shape))
+    factor = 1 / math.prod(shape[axis] for axis in axes) if attributes.flag("mean") else 1.0
+    seen = tuple(1 if axis in axes else size for axis, size in enumerate(shape))
+    term = leaf(builder.dense(a), seen)
+    return builder.pointwise(shape, "times", term, constants=(factor,))
+
+
+def _sum_to(builder: Builder, attributes: Attributes, operands: list[Operand]) -> Operand:
+    """Sum an array to the shape that was spread, or to a vector along an axis."""
+    a, like = operands
+    shape, count = like.shape, len(a.shape)
+    builder.drop(like)
+    seen = shape
+    if len(shape) < count:
+        axis = axis_of(attributes.integer("axis", -1), count)
+        seen = channels_of(like, count, axis)
+    axes = tuple(k for k in range(count) if seen[k] != a.shape[k])
+    made = reduced(builder, a, axes, "sum", True) if axes else a
+    return made if made.shape == shape else builder.view(made, shape)
+
+
+def _view(builder: Builder, attributes: Attributes, operands: list[Operand]) -> Operand:
+    builder.drop(operands[1])
+    return builder.view(operands[0], operands[1].shape)
+
+
+def _window(builder: Builder, attributes: Attributes, operands: list[Operand]) -> Operand:
+    """Copy an array to one of the shape of `like`, as far as it fits, from the first element on, or
+    from `begin` on along an axis; the rest is 0."""
+    a, shape = builder.dense(operands[0]), operands[1].shape
+    builder.drop(operands[1])
+    first = [0] * len(shape)
+    if attributes.is_set("axis"):
+        axis = axis_of(attributes.integer("axis"), len(shape))
+        begin = attributes.integer("begin")
+        first[axis] = begin + shape[axis] if begin < 0 else begin
+    plan = builder.lowering.windowed(a, shape, first)
+    return builder.emit(plan, builder.empty(shape, False), {"x": a})
+
+
+def _part(builder: Builder, attributes: Attributes, operands: list[Operand]) -> Operand:
+    """Return the part of a concatenation that comes from the last of its inputs `like`."""
+    a, *likes = operands
+    for each in likes:
+        builder.drop(each)
+    shape = likes[-1].shape
+    axis = axis_of(attributes.integer("axis"), len(shape))
+    begin = sum(each.shape[axis] for each in likes[:-1])
+    x = builder.dense(a)
+    if axis == 1:
+        offset = x.offset + 4 * begin * math.prod(shape[2:])
+        return x.seen(shape, x.per_image, offset)
+    first = [-begin if k == axis else 0 for k in range(len(shape))]
+    plan = builder.lowering.windowed(x, shape, first)
+    return builder.emit(plan, builder.empty(shape, False), {"x": x})
+
+
+def _softmax_output_gradient(
+    builder: Builder, attributes: Attributes, operands: list[Operand]
+) -> Operand:
+    """From y and labels: y less 1 for the label, scaled as MXNet does."""
+    y, label = operands
+    shape, scale = y.shape, attributes.number("grad_scale", 1.0)
+    if attributes.number("smooth_alpha", 0.0):
+        raise UnsupportedProblem(f"{builder.node}: the gradient of smooth_alpha is not computed")
+    if label.shape == shape:
+        return builder.unary(_of_two(builder, "subtract", y, label), "times", scale)
+    if len(shape) > 2 and not any(map(attributes.flag, ("multi_output", "preserve_shape"))):
+        raise UnsupportedProblem(
+            f"{builder.node}: the gradient for an array of shape {shape} is computed with "
+            "multi_output or preserve_shape only"
+        )
+    first, end = of_labels(attributes, len(shape))
+    labels = builder.dense(label)
+    rows, length, inner = (math.prod(s) for s in (shape[:first], shape[first:end], shape[end:]))
+    if labels.elements != rows * inner:
+        raise UnsupportedProblem(
+            f"{builder.node}: labels of shape {label.shape} do not fit data of shape {shape}"
+        )
+    plan, read = builder.lowering.one_hot(rows, length, inner), {"x": builder.claimed(labels)}
+    hot = builder.emit(plan, builder.empty(shape, False), read)
+    valid = _valid(
+        builder, attributes, labels, (*shape[:first], *(1,) * (end - first), *shape[end:])
+    )
+    how = attributes.text("normalization", "null")
+    parts = {"null": inner, "batch": rows * inner}.get(how, 1)
+    made: Operand = _of_two(builder, "subtract", y, hot)
+    made = builder.unary(made, "times", scale / parts)
+    if attributes.flag("use_ignore"):
+        made = _of_two(builder, "multiply", made, builder.claimed(valid))
+    if how == "valid":
+        count = reduced(builder, builder.claimed(valid), tuple(range(len(shape))), "sum", True)
+        made = _of_two(builder, "divide", made, builder.unary(count, "maximum", 1.0))
+    builder.drop(valid)
+    return made
+
+
+def _valid(
+    builder: Builder, attributes: Attributes, labels: Value, shape: tuple[int, ...]
+) -> Value:
+    """Return 1 for labels that count, and 0 for those to be ignored, in this shape."""
+    ignored = attributes.number("ignore_label", -1.0)
+    distance = Term("abs", (Term("minus", (leaf(labels, shape),), (ignored,)),))
+    one, zero = (Term("constant", (distance,), (number,)) for number in (1.0, 0.0))
+    return builder.value(builder.pointwise(shape, "where", distance, one, zero))
+
+
+def _of_two(builder: Builder, op: str, a: Operand, b: Operand) -> Chain:
+    return builder.pointwise(a.shape, op, builder.chain(a), builder.chain(b))
+
+
+OPERATORS: dict[str, Callable[[Builder, Attributes, list[Operand]], Operand | list[Operand]]] = {
+    "_term": _term,
+    "_data_gradient": _data_gradient,
+    "_weight_gradient": _weight_gradient,
+    "_norm": _norm,
+    "_norm_gradient": _norm_gradient,
+    "_pool_gradient": _pool_gradient,
+    "_softmax_output_gradient": _softmax_output_gradient,
+    "_spread": _spread,
+    "_sum_to": _sum_to,
+    "_view": _view,
+    "_window": _window,
+    "_part": _part,
+}

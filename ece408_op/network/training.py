@@ -1,0 +1,146 @@
+"""Networks with gradients: a forward pass that saves what the backward pass reads."""
+
+from __future__ import annotations
+
+import ctypes
+import threading
+from collections import OrderedDict
+from collections.abc import Sequence
+from typing import Any
+
+from .. import settings
+from ..backends.cpu import program
+from ..backends.cpu.cpu_backend import chosen_isa
+from ..errors import InvalidProblem
+from .gradients import differentiate
+from .gradients.joint_builder import JointBuilder
+from .graph import Graph
+from .host_arrays import ITEM_BYTES, Array, check
+from .machines.cpu import Cpu, CpuCode, Memory
+from .values import INPUT, Buffer, Steps, Value
+
+# Maximum number of programs kept.
+_MOST_PROGRAMS = 8
+
+
+class Training:
+    """A network given as MXNet's JSON graph, with gradients for the variables `wanted`; `names` are
+    its variables in order. With `train` it is as in training. Programs share memory for the arrays
+    of one pass. Thread-safe.
+
+    Raises `UnsupportedProblem` for operators whose gradients are not computed.
+    """
+
+    def __init__(
+        self, symbol_json: str, names: Sequence[str], wanted: Sequence[str], train: bool = True
+    ) -> None:
+        graph = Graph.parse(symbol_json)
+        graph.check_inputs(names)
+        self._joint = differentiate(graph, wanted, train)
+        self._names, self._wanted = tuple(names), tuple(wanted)
+        self._lock = threading.Lock()
+        self._arena = _Arena()
+        self._programs: OrderedDict[Any, TrainingProgram] = OrderedDict()
+
+    @property
+    def averages(self) -> tuple[str, ...]:
+        """The moving averages of normalisation, in the order of their new values."""
+        return self._joint.averages
+
+    def program(self, inputs: Sequence[Array]) -> TrainingProgram:
+        """Return the program for inputs of these shapes and types. Raises `UnsupportedProblem` and
+        `InvalidProblem`."""
+        if len(inputs) != len(self._names):
+            raise InvalidProblem(f"the network takes {len(self._names)} arrays, not {len(inputs)}")
+        shapes = tuple((each.shape, each.dtype) for each in inputs)
+        key = shapes, settings.precision(), chosen_isa()
+        with self._lock:
+            if key not in self._programs:
+                if len(self._programs) >= _MOST_PROGRAMS:
+                    self._programs.popitem(last=False)
+                self._programs[key] = self._made(inputs)
+            self._programs.move_to_end(key)
+            return self._programs[key]
+
+    def _made(self, inputs: Sequence[Array]) -> TrainingProgram:
+        values = {}
+        for number, (name, array) in enumerate(zip(self._names, inputs)):
+            check(array.dtype, name, ("float32",) if name in self._wanted else ITEM_BYTES)
+            buffer = Buffer(INPUT, array.nbytes, number)
+            values[name] = Value(buffer, array.shape, dtype=array.dtype)
+        lowering = Cpu().lowering(settings.precision())
+        builder = JointBuilder(lowering, self._joint, list(values.values()))
+        steps = builder.build_joint(values)
+        return TrainingProgram(steps, builder.inputs, self._joint.outputs, self._arena)
+
+
+class _Arena:
+    """Memory of one pass at a time."""
+
+    def __init__(self) -> None:
+        self.lock, self.memory = threading.Lock(), Memory(0)
+
+
+class TrainingProgram(CpuCode):
+    """Both passes for inputs of some shapes. The caller owns the `saved_bytes` of memory between
+    them: `forward` writes there, and `backward` only reads, so it may run again. Both take arrays
+    of exactly these shapes, and raise `InvalidProblem` for others, and `NotEnoughMemory`."""
+
+    def __init__(self, steps: Steps, inputs: list[Value], outputs: int, arena: _Arena) -> None:
+        super().__init__(steps, inputs)
+        self._values, self._outputs, self._arena = inputs, outputs, arena
+
+    @property
+    def output_shapes(self) -> list[tuple[int, ...]]:
+        return [value.shape for value in self.steps.outputs[: self._outputs]]
+
+    @property
+    def result_shapes(self) -> list[tuple[int, ...]]:
+        """Those of the gradients and the new moving averages."""
+        return [value.shape for value in self.steps.outputs[self._outputs :]]
+
+    def forward(self, inputs: Sequence[Array], outputs: Sequence[Array], saved: int) -> None:
+        """Compute the outputs, and save at an address what `backward` reads."""
+        values = self._values[: len(self._values) - self._outputs]
+        _check([*inputs, *outputs], [*values, *self.steps.outputs[: self._outputs]])
+        none = [_NONE] * self._outputs
+        self._compute(slice(self.steps.forward), [*inputs, *none, *outputs], saved)
+
+    def backward(
+        self,
+        inputs: Sequence[Array],
+        head_gradients: Sequence[Array],
+        results: Sequence[Array],
+        saved: int,
+    ) -> None:
+        """Compute the wanted gradients, then the new moving averages, from the gradients for the
+        outputs. The inputs are those of the forward pass."""
+        given = [*inputs, *head_gradients]
+        _check([*given, *results], [*self._values, *self.steps.outputs[self._outputs :]])
+        none = [_NONE] * self._outputs
+        self._compute(slice(self.steps.forward, None), [*given, *none, *results], saved)
+
+    def _compute(self, part: slice, arrays: Sequence[Array], saved: int) -> None:
+        """Run one of the passes on the inputs and the outputs, as far as it uses them."""
+        bases = (ctypes.c_void_p * (1 + self.first_kept))()
+        for number, array in enumerate(arrays, 1):
+            bases[number] = array.address
+        bases[len(bases) - 1] = saved
+        first, end, _ = part.indices(len(self.for_images))
+        size = ctypes.sizeof(program.Step)
+        steps = (program.Step * (end - first)).from_buffer(self.for_images, first * size)
+        with self._arena.lock:
+            if self.arena_bytes > self._arena.memory.nbytes:
+                self._arena.memory = Memory(self.arena_bytes)
+            bases[0] = self._arena.memory.address
+            program.run(steps, len(steps), bases, settings.threads(), self.isa)
+
+
+_NONE = Array(0, (), "float32", 0)
+
+
+def _check(arrays: Sequence[Array], expected: Sequence[Value]) -> None:
+    found = [(each.shape, each.dtype) for each in arrays]
+    right = [(each.shape, each.dtype) for each in expected]
+    if found != right:
+        raise InvalidProblem(f"the arrays are {found}; this program takes {right}")
