@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import operator
+import threading
 from collections.abc import Collection, Sequence
 from typing import Any
 
@@ -191,6 +192,8 @@ class CompiledOp:
         kept = opened.parameters if opened else ()
         self._kept = {name: names.index(name) for name in kept}
         self._given: list[Any] | None = None
+        # While one thread calls MXNet's CachedOp, another one could find its graph without shapes.
+        self._lock = threading.RLock()
         is_whole = opened is not None and opened.whole is not None and not self._op.is_np_sym
         self._direct = DirectCalls(opened, names, data) if opened and is_whole else None
         # The number of calls since the last direct one.
@@ -210,19 +213,29 @@ class CompiledOp:
         return found[0] if found and len(found) == 1 else found
 
     def call(self, *given: Any, **keywords: Any) -> Any:
-        return self._op(*(given[number] for number in self._order), **keywords)
+        with self._lock:
+            return self._op(*(given[number] for number in self._order), **keywords)
 
     def hold(self, given: Sequence[Any]) -> None:
         """Hold the parameters of the next call. If they differ, wait for the last call, which may
         still read its own."""
         kept = [given[number] for number in self._kept.values()]
-        given_before, self._given = self._given, kept
-        are_same = given_before is not None and all(map(operator.is_, kept, given_before))
-        if self._parts is not None and not are_same:
-            array_memory.wait_for_uses(given_before or ())
-            self._parts.forget(dict(zip(self._kept, kept)))
-            if self._direct is not None:
-                self._direct.hold(given)
+        if self._are_held(kept):
+            return
+        with self._lock:
+            # Another thread may have done it meanwhile. One that sees them as held may call.
+            if self._are_held(kept):
+                return
+            if self._parts is not None:
+                array_memory.wait_for_uses(self._given or ())
+                self._parts.forget(dict(zip(self._kept, kept)))
+                if self._direct is not None:
+                    self._direct.hold(given)
+            self._given = kept
+
+    def _are_held(self, arrays: Sequence[Any]) -> bool:
+        given = self._given
+        return given is not None and all(map(operator.is_, arrays, given))
 
 
 class _ByShapes:

@@ -13,8 +13,10 @@ import ece408_op
 from ece408_op import errors
 from ece408_op.errors import Ece408Error
 from ece408_op.operator.graphs import graph_json, partition
+from ece408_op.operator.parts_at_work import Parts
 
 SHAPE = (1, 3, 10, 9)
+INVOKE = "MXInvokeCachedOpEx"
 FLAGS = ({}, {"static_alloc": True, "static_shape": True})
 
 
@@ -416,6 +418,39 @@ def test_threads_may_call_and_write_at_once(nets, data):
     for each in threads:
         each.join()
     assert not wrong
+
+
+@pytest.mark.parametrize("where", ["before_mxnet", "in_mxnet"])
+def test_two_threads_begin(mx, nets, data, monkeypatch, where):
+    """One thread calls while the other hands over the parameters, or is in MXNet, whose CachedOps
+    infer shapes for one thread at a time."""
+    net, beside = nets
+    given = data()
+    expected = beside(given).asnumpy()
+    net.hybridize()
+    owner, name = (Parts, "forget") if where == "before_mxnet" else (mx.base._LIB, INVOKE)
+    method = getattr(owner, name)
+    inside, together, found = [], [], []
+    other = threading.Thread(target=lambda: found.append(net(given).asnumpy()))
+
+    def entered(*arguments):
+        together.append(len(inside))
+        inside.append(arguments)
+        if len(together) == 1:
+            other.start()
+            # It can end or enter only if nothing makes it wait.
+            other.join(0.5)
+        result = method(*arguments)
+        inside.pop()
+        return result
+
+    monkeypatch.setattr(owner, name, entered)
+    found.append(net(given).asnumpy())
+    other.join()
+    assert not any(together)
+    assert len(found) == 2
+    for each in found:
+        np.testing.assert_allclose(each, expected, rtol=1e-4, atol=1e-4)
 
 
 FORK = """
