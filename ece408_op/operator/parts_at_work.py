@@ -66,6 +66,7 @@ class _Made(ctypes.Structure):
 
 _numbers = itertools.count(1)
 _opened: dict[int, _Opened] = {}
+_refusals: dict[int, Ece408Error] = {}
 # Steps of programs, and the part of what is kept, by their numbers.
 _programs: dict[int, Steps] = {}
 _keepers: dict[int, _Opened] = {}
@@ -128,6 +129,11 @@ class Parts:
         for number in self.numbers:
             kinds = _opened[number].kinds(foreign)
             _library().ece408_part_forget(number, kinds.encode())
+
+    def taken_refusal(self) -> Ece408Error | None:
+        """Return why no program could be made for a node whose shapes MXNet inferred, once."""
+        refusals = [_refusals.pop(number, None) for number in self.numbers]
+        return next(filter(None, refusals), None)
 
     def __del__(self) -> None:
         for number in self.numbers:
@@ -287,8 +293,9 @@ def _make(part: int, sizes: Any, count: int, target: int, is_call: int) -> int:
         return errors.remembered(work)
     try:
         work()
-    except Ece408Error:
-        # The operator in Python computes then, and reports the error.
+    except Ece408Error as error:
+        # The operator in Python computes then, and reports the error, or `to_cpu` does.
+        _refusals[part] = error.with_traceback(None)
         return 0
     return 1
 
@@ -315,6 +322,7 @@ def _forget(number: int) -> int:
 
 
 def _close(number: int) -> int:
+    _refusals.pop(number, None)
     return errors.remembered(lambda: _opened.pop(number))
 
 

@@ -8,6 +8,7 @@ the compiled operator outside `autograd.record()`.
 from __future__ import annotations
 
 import contextlib
+import functools
 import operator
 import threading
 from collections.abc import Collection, Sequence
@@ -187,7 +188,8 @@ class CompiledOp:
             (key, [place for place, each in enumerate(is_data) if each == wanted])
             for key, wanted in (("data_indices", True), ("param_indices", False))
         ]
-        self._op = plain(symbol, [*indices, *flags])
+        self._new_op = functools.partial(plain, symbol, [*indices, *flags])
+        self._op = self._new_op()
         self._parts = opened
         kept = opened.parameters if opened else ()
         self._kept = {name: names.index(name) for name in kept}
@@ -213,8 +215,17 @@ class CompiledOp:
         return found[0] if found and len(found) == 1 else found
 
     def call(self, *given: Any, **keywords: Any) -> Any:
+        """Call MXNet's CachedOp. Raises `MXNetError`, or why Python made no program for a part."""
+        from mxnet import MXNetError
+
         with self._lock:
-            return self._op(*(given[number] for number in self._order), **keywords)
+            try:
+                return self._op(*(given[number] for number in self._order), **keywords)
+            except MXNetError as error:
+                # It would not infer the same shapes again.
+                self._op = self._new_op()
+                refusal = self._parts.taken_refusal() if self._parts else None
+                raise refusal or error from None
 
     def hold(self, given: Sequence[Any]) -> None:
         """Hold the parameters of the next call. If they differ, wait for the last call, which may

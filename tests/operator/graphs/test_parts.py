@@ -364,6 +364,17 @@ def test_wrong_data_is_refused_and_right_data_taken_afterwards(mx, nets, data):
     agree(nets, data())
 
 
+def test_a_size_that_was_refused_is_taken_afterwards(nets, data, monkeypatch):
+    net, beside = ece408_op.to_cpu(nets[0]), nets[1]
+    for given in (data(), data((2, *SHAPE[1:]))):
+        with monkeypatch.context() as context:
+            context.setenv("ECE408_ISA", "neon")
+            with pytest.raises(errors.InvalidSetting, match="unknown instruction set 'neon'"):
+                net(given)
+        for _ in range(2):
+            agree((net, beside), given)
+
+
 def test_a_monitor_hears_the_calls(mx, nets, data):
     net, _ = nets
     net.hybridize()
