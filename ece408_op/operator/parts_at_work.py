@@ -10,7 +10,7 @@ import ctypes
 import functools
 import itertools
 import json
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from .. import errors, settings
@@ -145,13 +145,15 @@ class DirectCalls:
     microsecond for each array of a call, and its engine wakes a thread that then wakes the caller:
     for mobilenetv2_1.0, 0.3 ms in all."""
 
-    def __init__(self, parts: Parts, names: Sequence[str], data: Collection[str]) -> None:
+    def __init__(self, parts: Parts, names: Sequence[str]) -> None:
         assert parts.whole is not None
         self._part, self._most_bytes = parts.numbers[0], parts.most_bytes
         # The positions of the part's inputs in a call, and those that change with each.
         self._order = [names.index(name) for name in parts.whole]
         self._data = [
-            (place, names.index(name)) for place, name in enumerate(parts.whole) if name in data
+            (place, names.index(name))
+            for place, name in enumerate(parts.whole)
+            if name not in parts.parameters
         ]
         self._outputs = _opened[self._part].outputs
         self._handles: Any = None

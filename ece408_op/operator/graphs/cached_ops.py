@@ -197,7 +197,7 @@ class CompiledOp:
         # While one thread calls MXNet's CachedOp, another one could find its graph without shapes.
         self._lock = threading.RLock()
         is_whole = opened is not None and opened.whole is not None and not self._op.is_np_sym
-        self._direct = DirectCalls(opened, names, data) if opened and is_whole else None
+        self._direct = DirectCalls(opened, names) if opened and is_whole else None
         # The number of calls since the last direct one.
         self._misses = 0
 

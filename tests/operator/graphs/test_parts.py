@@ -375,6 +375,17 @@ def test_a_size_that_was_refused_is_taken_afterwards(nets, data, monkeypatch):
             agree((net, beside), given)
 
 
+def test_an_operator_that_is_not_told_which_inputs_are_data(mx, data):
+    layer = {"kernel": (3, 3), "num_filter": 4, "no_bias": True}
+    call = mx.nd.CachedOp(ece408_op.swap(mx.sym.Convolution(mx.sym.var("data"), **layer)))
+    weight = mx.nd.random.normal(shape=(4, 3, 3, 3))
+    # All are alive at once, so that none has another's address.
+    for given in [data() for _ in range(4)]:
+        # MXNet would leave the weights themselves in a layout of oneDNN's.
+        expected = mx.nd.Convolution(given, weight.copy(), **layer).asnumpy()
+        np.testing.assert_allclose(call(given, weight).asnumpy(), expected, rtol=1e-4, atol=1e-4)
+
+
 def test_a_monitor_hears_the_calls(mx, nets, data):
     net, _ = nets
     net.hybridize()
