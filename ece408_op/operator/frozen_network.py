@@ -512,7 +512,8 @@ class _OfBlock(_Source):
         self._block = block
         self._is_of_symbol = isinstance(block, mx.gluon.SymbolBlock)
         self._graph: Any = None
-        self._lists: list[tuple[Any, Any]] = []
+        # Parameters with their lists of arrays, and the first array of each.
+        self._lists: list[tuple[Any, Any, Any]] = []
 
     def called(self, arrays: Sequence[Any], compute: Callable[[Sequence[Any]], Any]) -> Any:
         """Call the block's own `__call__` on a twin of the block whose `forward` computes: hooks
@@ -563,13 +564,17 @@ class _OfBlock(_Source):
             for name in names:
                 parameters[name]._finish_deferred_init()
             found = {name: parameters[name].data() for name in names}
-        self._lists = [(parameters[name], parameters[name]._data) for name in names]
+        lists = ((parameters[name], parameters[name]._data) for name in names)
+        self._lists = [(parameter, arrays, arrays[0]) for parameter, arrays in lists]
         return _Traced(symbol, [each.name for each in data], [], found)
 
     def is_as(self, traced: _Traced) -> bool:
         if self._block._cached_graph is not self._graph:
             return False
-        return all(parameter._data is arrays for parameter, arrays in self._lists)
+        return all(
+            parameter._data is arrays and arrays[0] is first
+            for parameter, arrays, first in self._lists
+        )
 
     def run(self, arrays: Sequence[Any]) -> Any:
         return self._block.forward(*arrays)

@@ -359,6 +359,17 @@ def late_copy(mx, array, event):
     return mx.nd.Custom(array, op_type="late_copy")
 
 
+def test_an_array_in_a_parameter_list_is_replaced(mx, x, frozen):
+    net = make_net(mx)
+    network = frozen(net)
+    network(x)
+    weight = net[0].weight
+    weight._data[0] = weight.data() * 2
+    plain = make_net(mx)
+    plain[0].weight.set_data(plain[0].weight.data() * 2)
+    expect(network(x), plain(x))
+
+
 def test_what_fails_while_weights_are_copied(mx, x, monkeypatch):
     network = ece408_op.to_gpu(make_net(mx))
     failure = NotEnoughMemory("there is none; take a smaller batch")
