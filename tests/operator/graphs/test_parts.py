@@ -442,7 +442,7 @@ def test_threads_may_call_and_write_at_once(nets, data):
     assert not wrong
 
 
-@pytest.mark.parametrize("where", ["before_mxnet", "in_mxnet"])
+@pytest.mark.parametrize("where", ["before_infer", "in_mxnet"])
 def test_two_threads_begin(mx, nets, data, monkeypatch, where):
     """One thread calls while the other hands over the parameters, or is in MXNet, whose CachedOps
     infer shapes for one thread at a time."""
@@ -450,7 +450,7 @@ def test_two_threads_begin(mx, nets, data, monkeypatch, where):
     given = data()
     expected = beside(given).asnumpy()
     net.hybridize()
-    owner, name = (Parts, "forget") if where == "before_mxnet" else (mx.base._LIB, INVOKE)
+    owner, name = (Parts, "forget") if where == "before_infer" else (mx.base._LIB, INVOKE)
     method = getattr(owner, name)
     inside, together, found = [], [], []
     other = threading.Thread(target=lambda: found.append(net(given).asnumpy()))
