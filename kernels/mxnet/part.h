@@ -157,11 +157,17 @@ public:
     // A call by MXNet. Its temporary memory lasts for the call; it has at most 2 GiB.
     MXReturnValue compute(std::vector<MXTensor>* in, std::vector<MXTensor>* out,
                           const mxnet::ext::OpResource& resource) {
-        std::vector<Sizes> sizes;
-        for (const MXTensor& array : *in) sizes.push_back(sizes_of(array.dtype, array.shape));
-        const auto made = program(sizes, [](const auto& make) {
-            return run_python([&] { return make(1); });
+        const uint64_t generation = plans().generation();
+        auto made = find([&](const Program& each) {
+            return each.generation == generation && is_for(each, *in);
         });
+        if (!made) {
+            std::vector<Sizes> sizes;
+            for (const MXTensor& array : *in) sizes.push_back(sizes_of(array.dtype, array.shape));
+            made = program(sizes, [](const auto& make) {
+                return run_python([&] { return make(1); });
+            });
+        }
         if (!made) return kRefused;
         Memory own;
         const Bases bases = bases_of(*made, temporary(resource, made->arena_bytes, &own), *in, *out);
@@ -259,6 +265,17 @@ private:
                                       reads.data(), static_cast<int>(reads.size()), nullptr, 0,
                                       run_at_once(), 0, "ece408_is_there");
         return status == 0 && *answer;
+    }
+
+    static bool is_for(const Program& program, const std::vector<MXTensor>& in) {
+        for (size_t i = 0; i < in.size(); i++) {
+            const Sizes& sizes = program.sizes[i];
+            const std::vector<int64_t>& shape = in[i].shape;
+            if (sizes[0] != in[i].dtype || sizes.size() != 2 + shape.size() ||
+                !std::equal(shape.begin(), shape.end(), sizes.begin() + 2))
+                return false;
+        }
+        return true;
     }
 
     // The program for data of these handles, and its device.
