@@ -331,13 +331,13 @@ class Builder:
 
     def once(
         self,
-        what: object,
+        recipe: object,
         arrays: Sequence[Operand | None],
         make: Callable[[], tuple[Value, ...]],
     ) -> tuple[Value, ...]:
         """Return the arrays that `make` computes from others, each with a claim. If all depend on
-        weights alone, those that another program computed for the same `what` are taken."""
-        key: list[object] = [what]
+        weights alone, those that another program computed for the same `recipe` are taken."""
+        key: list[object] = [recipe]
         for each in arrays:
             if each is not None and not (isinstance(each, Value) and each.constant):
                 return make()

@@ -119,7 +119,8 @@ class Early:
     steps: list[Step]
 
 
-# Arrays that depend on weights alone, by what they are, for other programs of the graph.
+# Arrays that depend on weights alone, by their recipes (`Builder.once`), for other programs of the
+# graph.
 Lasting = dict[object, tuple[Value, ...]]
 
 

@@ -236,7 +236,6 @@ class _Opened:
         code = self._network.code(inputs, self._types[len(inputs) :], kept, self._most_copied)
         # Numbers of what is kept are not negative.
         number = -next(_numbers)
-        _programs[number] = code.steps
         for value in code.steps.outputs:
             shape = (ctypes.c_int64 * len(value.shape))(*value.shape)
             _library().ece408_part_output(target, shape, len(value.shape))
@@ -255,6 +254,7 @@ class _Opened:
                 f"a network keeps {sum(each.nbytes for each in code.kept)} bytes of its weights, "
                 "and there is no room"
             )
+        _programs[number] = code.steps
 
     def _keep(self, kept: KeptCode, target: ctypes.c_void_p) -> bool:
         self.kept[kept.number] = kept

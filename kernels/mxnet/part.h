@@ -151,8 +151,15 @@ public:
     }
 
     // Adds what is kept, or finds it by its number.
-    void add(std::shared_ptr<Kept> kept) { all_kept_[kept->number] = kept; }
-    std::shared_ptr<Kept> kept(int64_t number) { return all_kept_[number].lock(); }
+    void add(const std::shared_ptr<Kept>& kept) {
+        for (auto each = all_kept_.begin(); each != all_kept_.end();)
+            each = each->second.expired() ? all_kept_.erase(each) : std::next(each);
+        all_kept_[kept->number] = kept;
+    }
+    std::shared_ptr<Kept> kept(int64_t number) {
+        const auto found = all_kept_.find(number);
+        return found == all_kept_.end() ? nullptr : found->second.lock();
+    }
 
     // A call by MXNet. Its temporary memory lasts for the call; it has at most 2 GiB.
     MXReturnValue compute(std::vector<MXTensor>* in, std::vector<MXTensor>* out,

@@ -170,6 +170,7 @@ int ece408_part_give(ece408_program* program, const ece408_made* made) {
     program->copied_bytes = made->copied_bytes;
     program->isa = static_cast<int>(made->isa);
     program->reads_weights = made->reads_weights != 0;
+    // What was kept for this program lives until it is found below.
     const auto own = std::move(program->kept);
     program->kept.clear();
     for (int64_t i = 0; i < made->kept_count; i++) {

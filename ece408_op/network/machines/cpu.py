@@ -65,7 +65,7 @@ class Memory:
 
 class KeptCode:
     """What one program of a graph was the first to need of its weights, for the others too: arrays
-    that its steps compute from weights, by what they are in `made`, and copies of weights, in
+    that its steps compute from weights, by their recipes in `made`, and copies of weights, in
     `nbytes` of memory. The steps may read what was kept `before`. `copies` are the numbers, places
     and bytes of the copied weights; `packed` the places of packed ones."""
 

@@ -140,7 +140,7 @@ class _Substitutes:
 
     def __init__(self, is_compiled: bool) -> None:
         self._is_compiled = is_compiled
-        # By (for training, how parts run), and the parts of those for inference.
+        # By (for training, how parts run); and the parts, which inference alone has.
         self._made: dict[tuple[bool, str], Any] = {}
         self._parts: list[Parts] = []
         # The substitute that ran last (`None`: the executor itself), and whether that was for
