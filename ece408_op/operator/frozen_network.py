@@ -2,32 +2,25 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 import sys
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Callable
+from typing import Any, Callable
 
 import numpy as np
 
-from .. import settings
+from .. import errors, settings
 from ..errors import CheckpointMismatch, InvalidProblem, InvalidSetting, UnsupportedProblem
-from . import networks
-from .array_memory import pointer
+from . import compiled_operator
 from .graphs import graph_json, partition, parts
 from .graphs.cached_ops import CompiledOp
-from .graphs.partition import Choice, GpuReport
+from .graphs.partition import GpuReport
 from .loading import load_mxnet
-from .networks import Opened, Parameters
 from .parts_at_work import Parts
 
-if TYPE_CHECKING:
-    from ..network import Array
-
-_versions = itertools.count(1)
 # Operators whose second input is unused in inference.
 _WITH_LABELS = ("SoftmaxOutput", "LinearRegressionOutput", "LogisticRegressionOutput")
 # Maximum number of input sizes whose output shapes are kept.
@@ -126,9 +119,9 @@ class FrozenNetwork:
         with self._lock:
             made = self._made
             if made is None or not self._source.is_as(made.traced):
-                made = _made(self._source.trace(_stand_ins(arrays)), flat, self._on)
+                made = _Made(self._source.trace(_stand_ins(arrays)), flat, self._on)
             elif not made.fits(flat):
-                made = _made(made.traced, flat, self._on)
+                made = _Made(made.traced, flat, self._on)
             self._made = made
         try:
             outputs = made.run(flat)
@@ -136,14 +129,14 @@ class FrozenNetwork:
             if made.is_chosen_for(flat):
                 raise
             with self._lock:
-                made = self._made = _made(made.traced, flat, self._on)
+                made = self._made = _Made(made.traced, flat, self._on)
             outputs = made.run(flat)
         return self._source.grouped(outputs)
 
     def _why_not(self) -> str | None:
         """Return why MXNet runs the network; cached, as `partition` takes long to find a GPU."""
         if self._on == "cpu":
-            return networks.missing()
+            return compiled_operator.missing()
         backend = settings.backend()
         if (backend,) == self._usable:
             return None
@@ -165,76 +158,83 @@ class FrozenNetwork:
         return self._made.report
 
 
-def _choice(traced: _Traced, sizes: _Sizes, on: str) -> Choice:
-    """Return the partition for data of these shapes and types."""
-    shapes = {name: array.shape for name, array in traced.parameters.items()}
-    types = {name: _as_float(dtype) for name, dtype in sizes.types.items()}
-    data = [*traced.data, *traced.labels]
-    return partition.choose(traced.symbol, data, {**shapes, **sizes.inputs}, types, on)
+class _Made:
+    """A network in executable form, of parts of one node each. If it is one part, most calls do
+    without MXNet's engine."""
 
+    def __init__(self, traced: _Traced, data: list[Any], on: str) -> None:
+        from mxnet import nd
 
-def _made(traced: _Traced, data: list[Any], on: str) -> _Made:
-    sizes = _sizes(traced, data)
-    choice = _choice(traced, sizes, on)
-    if on == "cpu":
-        return _MadeOnCpu(traced, choice, data, sizes)
-    if _has_one_batch(data) and _is_whole(choice):
-        return _MadeWhole(traced, choice, on, data)
-    return _MadeOfParts(traced, choice, on)
-
-
-def _has_one_batch(data: list[Any]) -> bool:
-    return len({array.shape[:1] for array in data}) == 1
-
-
-def _is_whole(choice: Choice) -> bool:
-    """Return whether the network's outputs are exactly those of one part, each once."""
-    graph = parts.read(choice.symbol())
-    heads = [] if graph is None else [tuple(head[:2]) for head in graph["heads"]]
-    if graph is None or choice.left or len(choice.groups) != 1:
-        return False
-    part = next(n for n, node in enumerate(graph["nodes"]) if graph_json.is_part(node))
-    return heads == [(part, output) for output in range(len(heads))]
-
-
-class _Made(ABC):
-    """A network in executable form."""
-
-    def __init__(self, traced: _Traced, on: str) -> None:
-        self.traced, self._on = traced, on
+        self.traced = traced
         self._sizes: dict[Any, _Sizes] = {}
-        self._last = _Sizes({}, {}, [])
+        sizes = self._last = self._sizes_of(data)
+        self._names = traced.symbol.list_inputs()
+        # The inputs of a call without data and labels, and the places of these.
+        self._parameters = [traced.parameters.get(name) for name in self._names]
+        others = ((n, name) for n, name in enumerate(self._names) if name not in traced.parameters)
+        self._places = list(others)
+        given = self._given(data, sizes)
+        named, of_calls = dict(zip(self._names, given)), {*traced.data, *traced.labels}
+        symbol = partition.with_known_sources(traced.symbol, named)
+        self._is_of_all, self._chosen_for = symbol is traced.symbol, _key(data)
+        # A layer that takes pixels is chosen as one of float32.
+        typed = {**named, **dict(zip(traced.data, _stand_ins(data)))}
+        self._choice = partition.choose_for(symbol, typed, of_calls, on=on)
+        opened = Parts(most_bytes=sys.maxsize)
+        symbol, self._parts = partition.in_parts(self._choice, named, opened)
+        symbol = self._choice.original if symbol is None else symbol
+        self._op = CompiledOp(nd.CachedOp, symbol, self._names, of_calls, [], self._parts)
+        self._op.hold(given)
 
-    @abstractmethod
-    def run(self, data: list[Any]) -> list[Any]:
-        """Return the outputs for these arrays."""
-
-    @abstractmethod
     def fits(self, data: list[Any]) -> bool:
-        """Return whether it can compute arrays of these shapes and types, as far as is known."""
+        """Return whether it can compute arrays of these shapes and types, as far as is known.
+        Choosing takes longer than computing most networks."""
+        key = _key(data)
+        if not self._is_of_all:
+            return key == self._chosen_for
+        return key in self._sizes or _kinds(key) == _kinds(self._chosen_for)
 
-    @abstractmethod
     def is_chosen_for(self, data: list[Any]) -> bool:
         """Return whether another partition would not help arrays that `run` refuses."""
-
-    def choice(self) -> Choice:
-        """Return the partition of the last call."""
-        return _choice(self.traced, self._last, self._on)
+        return _key(data) == self._chosen_for
 
     @property
     def report(self) -> GpuReport:
-        choice = self.choice()
-        return partition.report_of(choice, self._last.inputs, self._last.types, self._on)
+        return partition.report_of(self._choice, self._last.inputs, self._last.types)
 
-    def sizes(self, data: list[Any]) -> _Sizes:
-        """Return the shapes and types of all inputs and outputs for these arrays."""
+    def run(self, data: list[Any]) -> list[Any]:
+        """Return the outputs for these arrays."""
+        if self._parts is None or not self._parts.takes_pixels:
+            data = _as_floats(data)
+        sizes = self._last = self._sizes_of(data)
+        given = self._given(data, sizes)
+        outputs = self._op.directly(given)
+        if outputs is None:
+            with errors.surfaced():
+                outputs = self._op.call(*given)
+                for each in outputs if isinstance(outputs, list) else [outputs]:
+                    each.wait_to_read()
+        return outputs if isinstance(outputs, list) else [outputs]
+
+    def _given(self, data: list[Any], sizes: _Sizes) -> list[Any]:
+        """Return the arrays of all inputs in order."""
+        from mxnet import nd
+
+        named = dict(zip(self.traced.data, data))
+        named.update((name, nd.zeros(sizes.inputs[name])) for name in self.traced.labels)
+        given = self._parameters.copy()
+        for place, name in self._places:
+            given[place] = named[name]
+        return given
+
+    def _sizes_of(self, data: list[Any]) -> _Sizes:
+        """Return the shapes and types of all inputs for these arrays."""
         key = _key(data)
         found = self._sizes.get(key)
         if found is None:
             if len(self._sizes) >= _MOST_SHAPES:
                 self._sizes.clear()
             found = self._sizes[key] = _sizes(self.traced, data)
-        self._last = found
         return found
 
 
@@ -242,19 +242,19 @@ def _key(data: list[Any]) -> tuple[Any, ...]:
     return tuple((array.shape, array.dtype) for array in data)
 
 
-def _kinds(key: tuple[Any, ...]) -> list[tuple[int, Any]]:
-    """Return the numbers of axes and the types of the arrays of a `_key`."""
-    return [(len(shape), dtype) for shape, dtype in key]
+def _kinds(key: tuple[Any, ...]) -> list[tuple[Any, ...]]:
+    """Return the numbers of axes and the types of the arrays of a `_key`, and for each the first
+    one with as many rows."""
+    rows = [shape[:1] for shape, _ in key]
+    return [(len(shape), dtype, rows.index(shape[:1])) for shape, dtype in key]
 
 
 @dataclass(frozen=True)
 class _Sizes:
-    """Shapes of the inputs other than parameters, types of all inputs, by name, and shapes and
-    types of the outputs."""
+    """Shapes of the inputs other than parameters, and types of all inputs, by name."""
 
     inputs: dict[str, tuple[int, ...]]
     types: dict[str, Any]
-    outputs: list[tuple[tuple[int, ...], Any]]
 
 
 def _sizes(traced: _Traced, data: list[Any]) -> _Sizes:
@@ -265,16 +265,13 @@ def _sizes(traced: _Traced, data: list[Any]) -> _Sizes:
         )
     symbol = traced.symbol
     shapes = {name: array.shape for name, array in zip(traced.data, data)}
-    types = {name: _as_float(array.dtype) for name, array in zip(traced.data, data)}
+    types = {name: array.dtype for name, array in zip(traced.data, data)}
     for name, array in traced.parameters.items():
         shapes[name], types[name] = array.shape, array.dtype
     arguments = set(symbol.list_arguments())
-    # Unlike `infer_shape` and `infer_type` these print nothing.
+    # Unlike `infer_shape` this prints nothing.
     found, outputs, _ = symbol.infer_shape_partial(
         **{name: shape for name, shape in shapes.items() if name in arguments}
-    )
-    _, output_types, _ = symbol.infer_type_partial(
-        **{name: dtype for name, dtype in types.items() if name in arguments}
     )
     if not all(0 not in shape and shape for shape in outputs):
         raise InvalidProblem(
@@ -282,144 +279,7 @@ def _sizes(traced: _Traced, data: list[Any]) -> _Sizes:
         )
     shapes.update(zip(symbol.list_arguments(), found))
     inputs = {name: tuple(shapes[name]) for name in (*traced.data, *traced.labels)}
-    types.update((name, array.dtype) for name, array in zip(traced.data, data))
-    return _Sizes(inputs, types, list(zip(map(tuple, outputs), output_types)))
-
-
-class _MadeWhole(_Made):
-    """A network that this package computes as a whole, called without MXNet."""
-
-    def __init__(self, traced: _Traced, choice: Choice, on: str, data: list[Any]) -> None:
-        super().__init__(traced, on)
-        self._choice = choice
-        self._chosen_for = _key(data)
-        graph = parts.read(choice.symbol())
-        assert graph is not None
-        part = next(filter(graph_json.is_part, graph["nodes"]))
-        self._names = [graph["nodes"][entry[0]]["name"] for entry in part["inputs"]]
-        self._opened = Opened(
-            json.dumps(part["subgraphs"][0]), part["attrs"][parts.PARAMETERS], on=on
-        )
-        parameters = [traced.parameters[name] for name in self._names if name in traced.parameters]
-        self._parameters = Parameters(parameters)
-        self._looking = threading.Lock()
-
-    def __del__(self) -> None:
-        if hasattr(self, "_opened"):
-            self._opened.retire()
-
-    def fits(self, data: list[Any]) -> bool:
-        key = _key(data)
-        if key in self._sizes:
-            return True
-        if not _has_one_batch(data):
-            return False
-        # Choosing takes longer than computing most networks, and what the network cannot compute
-        # of other sizes is found when it is computed.
-        if _kinds(key) == _kinds(self._chosen_for):
-            return True
-        sizes = _sizes(self.traced, data)
-        return _choice(self.traced, sizes, self._on).groups == self._choice.groups
-
-    def is_chosen_for(self, data: list[Any]) -> bool:
-        return _key(data) == self._chosen_for
-
-    def choice(self) -> Choice:
-        return self._choice
-
-    def run(self, data: list[Any]) -> list[Any]:
-        import mxnet as mx
-
-        from ..network import WeightsNeeded
-
-        nd = mx.nd
-        sizes = self.sizes(data)
-        labels = [nd.zeros(sizes.inputs[name]) for name in self.traced.labels]
-        given = dict(zip([*self.traced.data, *self.traced.labels], [*data, *labels]))
-        taken = [given[name] for name in self._names if name in given]
-        for array in taken:
-            array.wait_to_read()
-        outputs = [nd.empty(shape, dtype=dtype) for shape, dtype in sizes.outputs]
-        arrays, results = list(map(_described, taken)), list(map(_described, outputs))
-        with self._looking:
-            parameters = self._parameters.described()
-        try:
-            # On this thread, so that MXNet's threads stay free for others.
-            self._opened.compute(arrays, parameters, results, are_held=False)
-        except WeightsNeeded:
-            with self._looking:
-                self._parameters.held(lambda now: self._opened.compute(arrays, now, results))
-        if isinstance(self.traced.symbol, mx.symbol.numpy._Symbol):
-            return [array.as_np_ndarray() for array in outputs]
-        return outputs
-
-
-def _described(array: Any) -> Array:
-    from ..network import Array
-
-    return Array(pointer(array), array.shape, np.dtype(array.dtype).name, next(_versions))
-
-
-class _MadeOnCpu(_Made):
-    """A network on the CPU, of parts of one node each. If it is one part, most calls do without
-    MXNet's engine."""
-
-    def __init__(self, traced: _Traced, choice: Choice, data: list[Any], sizes: _Sizes) -> None:
-        from mxnet import nd
-
-        super().__init__(traced, "cpu")
-        self._names = traced.symbol.list_inputs()
-        given = dict(zip(self._names, self._given(data, sizes)))
-        opened = Parts(most_bytes=sys.maxsize)
-        symbol, self._parts = partition.in_parts(choice, given, opened)
-        of_calls = {*traced.data, *traced.labels}
-        self._op = CompiledOp(nd.CachedOp, symbol, self._names, of_calls, [], self._parts)
-        self._choice, self._chosen_for = choice, _key(data)
-
-    def fits(self, data: list[Any]) -> bool:
-        return _kinds(_key(data)) == _kinds(self._chosen_for)
-
-    def is_chosen_for(self, data: list[Any]) -> bool:
-        return _key(data) == self._chosen_for
-
-    def choice(self) -> Choice:
-        return self._choice
-
-    def run(self, data: list[Any]) -> list[Any]:
-        if self._parts is None or not self._parts.takes_pixels:
-            data = _as_floats(data)
-        given = self._given(data, self.sizes(data))
-        self._op.hold(given)
-        outputs = self._op.directly(given)
-        if outputs is None:
-            outputs = self._op.call(*given)
-        return outputs if isinstance(outputs, list) else [outputs]
-
-    def _given(self, data: list[Any], sizes: _Sizes) -> list[Any]:
-        """Return the arrays of all inputs in order."""
-        from mxnet import nd
-
-        labels = {name: nd.zeros(sizes.inputs[name]) for name in self.traced.labels}
-        named = {**self.traced.parameters, **dict(zip(self.traced.data, data)), **labels}
-        return [named[name] for name in self._names]
-
-
-class _MadeOfParts(_Made):
-    """A network of parts, with MXNet's operators between them."""
-
-    def __init__(self, traced: _Traced, choice: Choice, on: str) -> None:
-        super().__init__(traced, on)
-        self._op = _Operator(traced, parts.placed(choice.symbol(), on))
-
-    def fits(self, data: list[Any]) -> bool:
-        # The graph is partitioned at run time for each call's arrays.
-        return True
-
-    def is_chosen_for(self, data: list[Any]) -> bool:
-        return True
-
-    def run(self, data: list[Any]) -> list[Any]:
-        return self._op(_as_floats(data), self.sizes(data))
+    return _Sizes(inputs, types)
 
 
 class _Operator:

@@ -15,7 +15,6 @@ from . import (
     loading,
     mxnet_functions,
     native_handles,
-    networks,
     parts_at_work,
     python_calls,
     startup_hook,
@@ -46,7 +45,6 @@ def register() -> None:
     python_calls.install(mxnet)
     importlib.import_module("ece408_op.operator.compiled_operator").install(mxnet)
     native_handles.install(mxnet)
-    networks.install()
     parts_at_work.install()
     graph_inference.install(mxnet)
     binding.install(mxnet)

@@ -1,14 +1,9 @@
-"""Objects in the compiled library that belong to graph nodes, owned by Python objects.
-
-MXNet may recreate a node's operator for every call; its objects are found by a name, which is one
-of the node's attributes.
-"""
+"""The compiled library, and what it knows of the memory of MXNet's arrays."""
 
 from __future__ import annotations
 
 import ctypes
 import functools
-import secrets
 from collections.abc import Sequence
 from typing import Any
 
@@ -16,31 +11,6 @@ import numpy as np
 
 from . import compiled_operator
 from .loading import load_mxnet
-
-
-class Owner:
-    """`names` for `count` nodes, which keep a network for the owner's lifetime.
-
-    The creator must keep the arrays of parameters alive: MXNet could reuse their memory for others,
-    which would be mistaken for them.
-    """
-
-    names: Sequence[str] = ()  # also defined if an interrupt prevents construction
-
-    def __init__(self, count: int) -> None:
-        self._library = library()  # modules may be gone when `__del__` is called
-        token = secrets.token_hex(16)
-        self.names = [f"{token}.{number}" for number in range(count)]
-        self._each("own")
-
-    def _each(self, verb: str) -> None:
-        function = getattr(self._library, f"ece408_network_{verb}")
-        for name in self.names:
-            function(name.encode())
-
-    def __del__(self) -> None:
-        if self.names:
-            self._each("release")
 
 
 def are_foreign(arrays: Sequence[Any]) -> bool:

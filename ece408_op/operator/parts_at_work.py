@@ -1,7 +1,7 @@
 """`ece408_part`: parts of a graph, each of which MXNet runs as one node.
 
 kernels/mxnet/part_operator.cpp is called by MXNet, and calls the functions here: for the program of
-each new set of shapes, and for op times and errors.
+each new set of shapes, for op times and errors, and for each call of a part that the GPU computes.
 """
 
 from __future__ import annotations
@@ -13,21 +13,26 @@ import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from .. import errors, settings
 from ..backends import kernel_file
 from ..backends.cpu import native, program
 from ..backends.cpu.cpu_backend import chosen_isa
 from ..errors import Ece408Error
 from . import compiled_operator, native_handles
+from .array_memory import pointer
 from .loading import load_mxnet
 from .native_handles import library as _library
-from .networks import DATA, FOR_ALL_IMAGES, PARAMETER, TYPES
+from .networks import ARRAY_BYTES, DATA, FOR_ALL_IMAGES, PARAMETER, TYPES, OnGpu, described
 
 if TYPE_CHECKING:
     from ..network import Array, KeptCode, Steps
 
 # A call that takes more memory takes so long that its caller may want to continue meanwhile.
 MOST_BYTES = 32 << 20
+# An answer of `ece408_part_call`.
+_PYTHON_COMPUTES = 2
 
 _SIZES = ctypes.POINTER(ctypes.c_int64)
 _Make = ctypes.CFUNCTYPE(
@@ -39,6 +44,8 @@ _Report = ctypes.CFUNCTYPE(
 )
 _Forget = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_int64)
 _Close = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_int)
+_ARRAYS = (ctypes.c_int64, ctypes.c_void_p)
+_Compute = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_int, ctypes.c_uint64, *_ARRAYS * 3)
 
 
 class _Kept(ctypes.Structure):
@@ -96,7 +103,7 @@ class Parts:
     numbers: Sequence[int] = ()  # also defined if an interrupt prevents construction
 
     def __init__(self, most_bytes: int = MOST_BYTES) -> None:
-        """Calls of at most `most_bytes` of memory can be direct (see `DirectCalls`)."""
+        """Calls of at most `most_bytes` of memory can be direct (see `DirectCalls`); if 0, none."""
         self._release = _library().ece408_part_release  # names may be gone when this is deleted
         self.numbers = []
         self.most_bytes = most_bytes
@@ -108,15 +115,23 @@ class Parts:
         self.takes_pixels = False
 
     def node(
-        self, graph: Mapping[str, Any], kinds: str, types: Sequence[str], name: str
+        self,
+        graph: Mapping[str, Any],
+        kinds: str,
+        types: Sequence[str],
+        name: str,
+        on: str = "cpu",
+        unread: str = "",
     ) -> dict[str, Any]:
         """Open a part and return its node, without inputs. `kinds` has the kind of each input (see
-        `networks`), and `types` are those of its inputs and outputs. Raises what `Network`
-        does."""
+        `networks`), `types` are those of its inputs and outputs, and `unread` marks the outputs
+        that a GPU need not compute. Raises what `Network` does."""
         number = next(_numbers)
-        opened = _opened[number] = _Opened(graph, kinds, types, self.most_bytes)
+        opened = _Opened(graph, kinds, types, self.most_bytes, on, unread)
+        _opened[number] = opened
         codes = (ctypes.c_int * len(types))(*map(TYPES.index, types))
-        _library().ece408_part_open(number, kinds.encode(), codes, len(types))
+        in_python = int(opened.on_gpu is not None)
+        _library().ece408_part_open(number, kinds.encode(), codes, len(types), in_python)
         self.numbers = [*self.numbers, number]
         self.parameters.update(dict.fromkeys(opened.parameters))
         attributes = {"key": compiled_operator.KEY, "part": str(number)}
@@ -143,9 +158,9 @@ class Parts:
 class DirectCalls:
     """Calls of a graph that is one part, on the caller's thread. MXNet's CachedOp takes a
     microsecond for each array of a call, and its engine wakes a thread that then wakes the caller:
-    for mobilenetv2_1.0, 0.3 ms in all."""
+    for mobilenetv2_1.0, 0.3 ms in all. Results are of MXNet's NumPy interface if `is_np`."""
 
-    def __init__(self, parts: Parts, names: Sequence[str]) -> None:
+    def __init__(self, parts: Parts, names: Sequence[str], is_np: bool) -> None:
         assert parts.whole is not None
         self._part, self._most_bytes = parts.numbers[0], parts.most_bytes
         # The positions of the part's inputs in a call, and those that change with each.
@@ -155,7 +170,8 @@ class DirectCalls:
             for place, name in enumerate(parts.whole)
             if name not in parts.parameters
         ]
-        self._outputs = _opened[self._part].outputs
+        self._opened = _opened[self._part]
+        self._array = "_np_ndarray_cls" if is_np else "_ndarray_cls"
         self._handles: Any = None
         self._function = _library().ece408_part_call
         self._mxnet = _mxnet()
@@ -167,7 +183,7 @@ class DirectCalls:
 
     def __call__(self, given: Sequence[Any]) -> list[Any] | None:
         """Return the results, or `None` if a call cannot be direct. Raises `MXNetError` if an input
-        could not be computed."""
+        could not be computed, and the errors of computing on a GPU."""
         from mxnet import _global_var
         from mxnet.base import NDArrayHandle, check_call
 
@@ -175,20 +191,27 @@ class DirectCalls:
         handles = type(self._handles).from_buffer_copy(self._handles)
         for place, number in self._data:
             handles[place] = given[number].handle
-        results = (ctypes.c_void_p * self._outputs)()
-        limit = ctypes.c_int64(self._most_bytes)
-        status = self._function(self._part, handles, results, limit, self._mxnet)
-        arrays = [
-            _global_var._ndarray_cls(NDArrayHandle(each)) for each in results if each is not None
-        ]
+        results = (ctypes.c_void_p * self._opened.outputs)()
+        limit, version = ctypes.c_int64(self._most_bytes), ctypes.c_uint64()
+        status = self._function(
+            *(self._part, handles, results, limit, self._mxnet, ctypes.byref(version))
+        )
+        array = getattr(_global_var, self._array)
+        arrays = [array(NDArrayHandle(each)) for each in results if each is not None]
         check_call(min(status, 0))
+        if status == _PYTHON_COMPUTES:
+            data = [given[number] for _, number in self._data]
+            return arrays if self._opened.compute_again(version.value, data, arrays) else None
         return arrays if status else None
 
 
 class _Functions(ctypes.Structure):
     """The header's `ece408_part_functions`."""
 
-    _fields_ = [("make", _Make), ("report", _Report), ("forget", _Forget), ("close", _Close)]
+    _fields_ = [
+        *[("make", _Make), ("report", _Report), ("forget", _Forget), ("close", _Close)],
+        ("compute", _Compute),
+    ]
 
 
 @functools.lru_cache(maxsize=1)
@@ -204,10 +227,16 @@ def _mxnet() -> Any:
 
 
 class _Opened:
-    """A part's network."""
+    """A part's network, on the CPU or `on_gpu`."""
 
     def __init__(
-        self, graph: Mapping[str, Any], kinds: str, types: Sequence[str], most_copied: int
+        self,
+        graph: Mapping[str, Any],
+        kinds: str,
+        types: Sequence[str],
+        most_copied: int,
+        on: str,
+        unread: str,
     ) -> None:
         from ..network import Network
 
@@ -218,7 +247,8 @@ class _Opened:
         self.kept: dict[int, KeptCode] = {}
         self.parameters = [name for name, kind in zip(self._names, kinds) if kind == PARAMETER]
         constant = {name for name, kind in zip(self._names, kinds) if kind != DATA}
-        self._network = Network(json.dumps(graph), self._names, constant, on="cpu")
+        whole = self._network = Network(json.dumps(graph), self._names, constant, on=on)
+        self.on_gpu = OnGpu(whole, graph, self._names, kinds, unread) if on == "gpu" else None
 
     def kinds(self, foreign: set[str]) -> str:
         """Return the kinds of its inputs if parameters of these names are in memory that MXNet does
@@ -229,16 +259,18 @@ class _Opened:
         )
 
     def make(self, sizes: Sequence[int], target: ctypes.c_void_p) -> None:
-        """Give the library the program for inputs of these types and shapes."""
+        """Give the library the program for inputs of these types and shapes; of the outputs' shapes
+        alone for a GPU."""
         inputs = list(_arrays(sizes))
+        if self.on_gpu is not None:
+            _give_shapes(self._network.output_shapes(inputs), target)
+            return
         settled = settings.precision(), chosen_isa()
         kept = [each for each in self.kept.values() if each.settings == settled]
         code = self._network.code(inputs, self._types[len(inputs) :], kept, self._most_copied)
         # Numbers of what is kept are not negative.
         number = -next(_numbers)
-        for value in code.steps.outputs:
-            shape = (ctypes.c_int64 * len(value.shape))(*value.shape)
-            _library().ece408_part_output(target, shape, len(value.shape))
+        _give_shapes([value.shape for value in code.steps.outputs], target)
         given = True
         for each in code.kept:
             if each.number not in self.kept:
@@ -256,6 +288,12 @@ class _Opened:
             )
         _programs[number] = code.steps
 
+    def compute_again(self, version: int, data: Sequence[Any], outputs: Sequence[Any]) -> bool:
+        """Compute NDArrays of this data on the GPU, as `OnGpu.compute_again`."""
+        assert self.on_gpu is not None
+        arrays = map(_described, data)
+        return self.on_gpu.compute_again(version, arrays, list(map(_described, outputs)))
+
     def _keep(self, kept: KeptCode, target: ctypes.c_void_p) -> bool:
         self.kept[kept.number] = kept
         _keepers[kept.number] = self
@@ -266,6 +304,19 @@ class _Opened:
             *(len(kept.before), kept.nbytes),
         )
         return bool(_library().ece408_part_keep(target, ctypes.byref(made)))
+
+
+def _give_shapes(shapes: Iterable[tuple[int, ...]], target: ctypes.c_void_p) -> None:
+    for shape in shapes:
+        sizes = (ctypes.c_int64 * len(shape))(*shape)
+        _library().ece408_part_output(target, sizes, len(shape))
+
+
+def _described(array: Any) -> Array:
+    from ..network import Array
+
+    # The version of data is not read.
+    return Array(pointer(array), array.shape, np.dtype(array.dtype).name, 0)
 
 
 def _address(steps: Any) -> ctypes.c_void_p:
@@ -324,8 +375,29 @@ def _forget(number: int) -> int:
 
 
 def _close(number: int) -> int:
+    def work() -> None:
+        opened = _opened.pop(number)
+        if opened.on_gpu is not None:
+            opened.on_gpu.retire()
+
     _refusals.pop(number, None)
-    return errors.remembered(lambda: _opened.pop(number))
+    return errors.remembered(work)
 
 
-_FUNCTIONS = _Functions(_Make(_make), _Report(_report), _Forget(_forget), _Close(_close))
+def _compute(part: int, version: int, *arrays: int) -> int:
+    def work() -> None:
+        on_gpu = _opened[part].on_gpu
+        assert on_gpu is not None
+        data, parameters, outputs = map(_text, arrays[::2], arrays[1::2])
+        on_gpu.compute(version, described(data), parameters, described(outputs))
+
+    return errors.remembered(work)
+
+
+def _text(count: int, address: int | None) -> bytes:
+    return ctypes.string_at(address, count * ARRAY_BYTES) if address else b""
+
+
+_FUNCTIONS = _Functions(
+    *(_Make(_make), _Report(_report), _Forget(_forget), _Close(_close), _Compute(_compute))
+)

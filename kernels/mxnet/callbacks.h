@@ -72,11 +72,6 @@ ECE408_EXPORT void ece408_forward_drive(const ece408_driver* driver);
 /* From now on nothing is kept: arrays may be in memory with writes that MXNet does not count. */
 ECE408_EXPORT void ece408_memory_is_shared(void);
 
-/* 1 if none of these arrays, which are in MXNet's own memory, was written since the call before with
- * these counts of writes, which it updates; it waits for pending writes. */
-ECE408_EXPORT int ece408_parameters_unchanged(void* const* handles, uint64_t* counts, int count,
-                                              int (*wait_to_read)(void* handle));
-
 /* 1 if one of the arrays of these handles is in memory that is not MXNet's own. */
 ECE408_EXPORT int ece408_are_foreign(void* const* handles, int count);
 
@@ -141,35 +136,11 @@ typedef struct ece408_array {
     int64_t type, dimensions, shape[ECE408_MOST_DIMENSIONS];
 } ece408_array;
 
-/* The kinds of a network's inputs, one character each: data, with a row for each image; a parameter; or
+/* The kinds of a part's inputs, one character each: data, with a row for each image; a parameter; or
  * a computed array that is the same for all images. */
 #define ECE408_DATA '0'
 #define ECE408_PARAMETER '1'
 #define ECE408_FOR_ALL_IMAGES '2'
-
-/* Makes a network from a graph, in MXNet's JSON, and its inputs: their kinds, numbers of dimensions and
- * first sizes. Corrects the kind of data without a row for each image. `unread` has a '1' for each output
- * of which only the shape is used; then a space, and the machine if that is no GPU. Returns the
- * network's number, or 0 if that failed. */
-typedef int ece408_network_open(const char* graph, char* inputs, const int64_t* dimensions,
-                                const int64_t* first_sizes, const char* unread);
-
-/* Runs it; 0 if it failed. */
-typedef int ece408_network_compute(int network, int64_t data, const ece408_array* data_arrays,
-                                   int64_t parameters, const ece408_array* parameter_arrays,
-                                   int64_t outputs, const ece408_array* output_arrays);
-
-/* Ends it; returns 1. */
-typedef int ece408_network_close(int network);
-
-/* Before the first network. */
-ECE408_EXPORT void ece408_network_use(ece408_network_open* open, ece408_network_compute* compute,
-                                      ece408_network_close* close);
-
-/* Nodes whose attribute `owner` is this one have one network until its release. The arrays of their
- * parameters do not change. */
-ECE408_EXPORT void ece408_network_own(const char* owner);
-ECE408_EXPORT void ece408_network_release(const char* owner);
 
 /* What Python makes of a part of a graph for inputs of given shapes. */
 typedef struct ece408_program ece408_program;
@@ -186,13 +157,19 @@ typedef struct ece408_part_functions {
     int (*forget)(int64_t number);
     /* Ends a part. */
     int (*close)(int part);
+    /* Computes a call of a part that Python computes, with this version of all arrays but data. */
+    int (*compute)(int part, uint64_t version, int64_t data, const ece408_array* data_arrays,
+                   int64_t parameters, const ece408_array* parameter_arrays, int64_t outputs,
+                   const ece408_array* output_arrays);
 } ece408_part_functions;
 
 /* Before the first part. */
 ECE408_EXPORT void ece408_part_use(const ece408_part_functions* functions);
 
-/* Opens a part. `kinds` has the kind of each input, and `types` the types of all inputs and outputs. */
-ECE408_EXPORT void ece408_part_open(int part, const char* kinds, const int* types, int arrays);
+/* Opens a part. `kinds` has the kind of each input, and `types` the types of all inputs and outputs. With
+ * `in_python`, Python computes it; its programs have only the shapes of outputs. */
+ECE408_EXPORT void ece408_part_open(int part, const char* kinds, const int* types, int arrays,
+                                    int in_python);
 
 /* Before calls with other arrays, of these kinds, and with no call in progress. */
 ECE408_EXPORT void ece408_part_forget(int part, const char* kinds);
@@ -246,16 +223,11 @@ typedef struct ece408_mxnet {
 
 /* A call on the caller's thread, without MXNet's engine, of a part whose weights are as in its last call by
  * MXNet: 1, with the handles of new arrays in `results`; 0 if that is impossible, also because data is
- * pending, or its memory and copies of weights take more than `most_bytes`; -1 if MXNet failed; MXNet has the error. The caller
- * frees the arrays in `results` in each case. */
+ * pending, or its memory and copies of weights take more than `most_bytes`; -1 if MXNet failed; MXNet has the error. 2 if
+ * Python must compute the new arrays, of weights of this `version`, which it may not read. The caller frees the arrays in
+ * `results` in each case. */
 ECE408_EXPORT int ece408_part_call(int part, void* const* inputs, void** results, int64_t most_bytes,
-                                   const ece408_mxnet* mxnet);
-
-/* Takes the parameters of a network that Python runs itself; 0 if that failed. */
-typedef int ece408_parameters_seen(int network, int64_t count, const ece408_array* arrays);
-
-/* Before the first node of the operator `ece408_parameters`. */
-ECE408_EXPORT void ece408_parameters_use(ece408_parameters_seen* seen);
+                                   const ece408_mxnet* mxnet, uint64_t* version);
 
 /* MXNet's CustomOpPropCreator. */
 typedef int ece408_creator(void);

@@ -99,8 +99,12 @@ using Program = ece408_program;
 class Part {
 public:
     // `kinds` has the kind of each input; `types` are those of inputs and outputs.
-    Part(int number, const std::string& kinds, std::vector<int> types)
-        : number_(number), types_(std::move(types)), inputs_(kinds.size()), versions_(kinds) {}
+    Part(int number, const std::string& kinds, std::vector<int> types, bool in_python)
+        : number_(number),
+          types_(std::move(types)),
+          inputs_(kinds.size()),
+          in_python_(in_python),
+          versions_(kinds) {}
 
     Part(const Part&) = delete;
     ~Part() {
@@ -119,7 +123,7 @@ public:
     // a call waits for it.
     template <typename Ask>
     std::shared_ptr<Program> program(const std::vector<Sizes>& sizes, const Ask& ask) {
-        const uint64_t generation = plans().generation();
+        const uint64_t generation = this->generation();
         const auto known = find([&](const Program& each) {
             return each.generation == generation && each.sizes == sizes;
         });
@@ -164,7 +168,8 @@ public:
     // A call by MXNet. Its temporary memory lasts for the call; it has at most 2 GiB.
     MXReturnValue compute(std::vector<MXTensor>* in, std::vector<MXTensor>* out,
                           const mxnet::ext::OpResource& resource) {
-        const uint64_t generation = plans().generation();
+        if (in_python_) return compute_in_python(*in, *out);
+        const uint64_t generation = this->generation();
         auto made = find([&](const Program& each) {
             return each.generation == generation && is_for(each, *in);
         });
@@ -191,9 +196,11 @@ public:
     }
 
     // A call on the caller's thread, without MXNet's engine, by handles. 1, with new arrays in
-    // `results`, if the weights are as in the last call by MXNet; 0 if it is impossible; -1 if MXNet
-    // failed. The caller frees `results`.
-    int call(void* const* inputs, void** results, int64_t most_bytes, const ece408_mxnet& mxnet) {
+    // `results`, if the weights are as in the last call by MXNet; 2 if Python must compute these, of
+    // weights of this version; 0 if it is impossible; -1 if MXNet failed. The caller frees
+    // `results`.
+    int call(void* const* inputs, void** results, int64_t most_bytes, const ece408_mxnet& mxnet,
+             uint64_t* version) {
         is_whole_ = true;
         if (!are_there(inputs, mxnet)) return 0;
         for (size_t i = 0; i < inputs_; i++) __builtin_prefetch(inputs[i]);
@@ -208,8 +215,8 @@ public:
         for (size_t i = 0; i < inputs_; i++)
             if (versions_.is_data(i) && mxnet.data(inputs[i], &bases[1 + i]) != 0) return -1;
         const std::shared_lock<std::shared_mutex> reading(kept_);
-        const uint64_t version = versions_.unchanged([&](size_t i) { return writes_to(inputs[i]); });
-        if (version == 0 || !made->is_of(version) || !made->is_complete()) return 0;
+        *version = versions_.unchanged([&](size_t i) { return writes_to(inputs[i]); });
+        if (*version == 0 || !made->is_of(*version) || !made->is_complete()) return 0;
         for (size_t i = 0; i < outputs(); i++) {
             const Shape& shape = made->outputs[i];
             if (mxnet.create(shape.data(), static_cast<unsigned>(shape.size()), kCpu, device, 0,
@@ -217,6 +224,7 @@ public:
                 mxnet.data(results[i], &bases[1 + inputs_ + i]) != 0)
                 return -1;
         }
+        if (in_python_) return 2;
         Memory arena = taken_arena(made->arena_bytes);
         bases[0] = arena.get();
         if (!arena) return 0;
@@ -245,6 +253,28 @@ private:
 
     static constexpr size_t kMostPrograms = 8;
     static constexpr int kCpu = 1;  // MXNet's number
+
+    // Of the settings, of which shapes are independent.
+    uint64_t generation() const { return in_python_ ? 0 : plans().generation(); }
+
+    MXReturnValue compute_in_python(const std::vector<MXTensor>& in,
+                                    const std::vector<MXTensor>& out) {
+        std::vector<uint64_t> versions(in.size());
+        const uint64_t version = versions_.of(in, &versions);
+        std::vector<ece408_array> data, parameters, results;
+        for (size_t i = 0; i < in.size(); i++) {
+            const bool is_data = versions_.is_data(i);
+            (is_data ? data : parameters)
+                .push_back(described(in[i], is_data ? Versions::next() : versions[i]));
+        }
+        for (const MXTensor& array : out) results.push_back(described(array, 0));
+        const int is_done = run_python([&] {
+            return part_functions.compute(number_, version, data.size(), data.data(),
+                                          parameters.size(), parameters.data(), results.size(),
+                                          results.data());
+        });
+        return is_done ? MX_SUCCESS : kRefused;
+    }
 
     // The first program for which `is_right`, which becomes the first of all.
     template <typename IsRight>
@@ -290,7 +320,7 @@ private:
         std::vector<Sizes> data(inputs_);
         for (size_t i = 0; i < inputs_; i++)
             if (versions_.is_data(i) && !describe(inputs[i], &data[i], device)) return nullptr;
-        const uint64_t generation = plans().generation();
+        const uint64_t generation = this->generation();
         return find([&](const Program& each) {
             if (each.generation != generation) return false;
             for (size_t i = 0; i < inputs_; i++)
@@ -374,6 +404,7 @@ private:
     const int number_;
     const std::vector<int> types_;
     const size_t inputs_;
+    const bool in_python_;
     std::atomic<bool> is_whole_{false};  // whether it is a whole graph, whose calls can be direct
     Versions versions_;
     std::shared_mutex kept_;  // protects what programs keep of weights

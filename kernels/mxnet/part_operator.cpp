@@ -1,6 +1,7 @@
 // The operator `ece408_part`: part of a graph as one node of MXNet's. Python makes a part when all
 // types are known; the node names it by a number. For each set of shapes Python makes a program
-// (kernels/cpu/network/program.h), which a call then computes without Python.
+// (kernels/cpu/network/program.h), which a call then computes without Python; or Python computes each
+// call, on the GPU.
 //
 // MXNet may make a hybridized block's operators again for every call: parts outlive them.
 #include <algorithm>
@@ -126,8 +127,9 @@ void ece408_part_use(const ece408_part_functions* functions) {
     ece408::part_functions = *functions;
 }
 
-void ece408_part_open(int number, const char* kinds, const int* types, int arrays) {
-    const auto made = std::make_shared<Part>(number, kinds, std::vector<int>(types, types + arrays));
+void ece408_part_open(int number, const char* kinds, const int* types, int arrays, int in_python) {
+    const auto made = std::make_shared<Part>(
+        number, kinds, std::vector<int>(types, types + arrays), in_python != 0);
     const std::lock_guard<std::mutex> lock(parts().mutex);
     parts().all[number] = made;
 }
@@ -181,7 +183,13 @@ int ece408_part_give(ece408_program* program, const ece408_made* made) {
 }
 
 int ece408_part_call(int number, void* const* inputs, void** results, int64_t most_bytes,
-                     const ece408_mxnet* mxnet) {
+                     const ece408_mxnet* mxnet, uint64_t* version) {
     const auto found = part(number);
-    return found ? found->call(inputs, results, most_bytes, *mxnet) : 0;
+    return found ? found->call(inputs, results, most_bytes, *mxnet, version) : 0;
+}
+
+void ece408_memory_is_shared(void) { ece408::Versions::are_shared = true; }
+
+int ece408_are_foreign(void* const* handles, int count) {
+    return std::any_of(handles, handles + count, ece408::is_foreign) ? 1 : 0;
 }

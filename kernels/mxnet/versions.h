@@ -43,23 +43,21 @@ public:
         return ++last;
     }
 
+    // Of all inputs but data together, and of each.
+    //
     // MXNet counts the writes to an array. Another array could get its address and have the same
     // count, even while this one is alive, because MXNet may move it into a layout of oneDNN's. So
     // while a count is trusted, the input stays the same array; before another array, callers
     // forget.
-    uint64_t of(size_t input, const mxnet::ext::MXTensor& array) {
-        const std::lock_guard<std::mutex> lock(mutex_);
-        return kinds_[input] == ECE408_DATA ? next() : of(array, kinds_[input], &seen_[input]);
-    }
-
-    // Of all inputs but data together.
-    uint64_t of(const std::vector<mxnet::ext::MXTensor>& arrays) {
+    uint64_t of(const std::vector<mxnet::ext::MXTensor>& arrays,
+                std::vector<uint64_t>* versions = nullptr) {
         const std::lock_guard<std::mutex> lock(mutex_);
         bool are_same = all_ != 0;
         for (size_t i = 0; i < seen_.size(); i++) {
-            if (kinds_[i] == ECE408_DATA) continue;
+            if (is_data(i)) continue;
             const uint64_t before = seen_[i].version;
             if (of(arrays[i], kinds_[i], &seen_[i]) != before) are_same = false;
+            if (versions) (*versions)[i] = seen_[i].version;
         }
         return are_same ? all_ : all_ = next();
     }

@@ -11,8 +11,6 @@ from . import (
     executors,
     graph_json,
     guards,
-    part_cached_ops,
-    part_executors,
     partition,
 )
 
@@ -24,8 +22,6 @@ def install(mxnet: Any) -> None:
     executors.install(mxnet)
     cached_ops.install(mxnet)
     partition.install(mxnet)
-    part_executors.install(mxnet)
-    part_cached_ops.install(mxnet)
 
 
 def _partitioning(method: Any) -> Any:

@@ -3,6 +3,9 @@
 They run the graph with guards (see `guards`). On the CPU they run the compiled operator instead:
 outside `autograd.record()` in parts of one node each, within it with gradients. On a GPU they run
 the compiled operator outside `autograd.record()`.
+
+A graph with parts for our GPU backend is put back together, and in inference on CPU arrays cut anew
+for these.
 """
 
 from __future__ import annotations
@@ -16,12 +19,24 @@ from typing import Any
 
 import numpy as np
 
+from ...errors import Ece408Error
 from .. import array_memory, autograd_state, compiled_operator, parts_at_work
 from ..parts_at_work import DirectCalls, Parts
-from . import compiled_graphs, graph_inference, graph_json, guards, partition, training_graphs
+from . import (
+    compiled_graphs,
+    graph_inference,
+    graph_json,
+    guards,
+    partition,
+    parts,
+    training_graphs,
+)
 from .graph_json import Graph
 
 Flags = Sequence[tuple[str, Any]]
+
+# Maximum number of data sizes whose parts on the GPU are known.
+_MOST_SIZES = 64
 
 
 def install(mxnet: Any) -> None:
@@ -36,8 +51,14 @@ def _cached_op_class(plain: Any) -> Any:
         """A CachedOp that runs the guarded or the compiled form of our graphs."""
 
         def __init__(self, sym: Any, flags: Flags = ()) -> None:
-            graph = graph_json.read(sym)
             self._ours: Any = None
+            self._on_gpu: _OnGpu | None = None
+            whole = parts.put_back_symbol(sym)
+            if whole is not sym:
+                self._order = list(map(sym.list_inputs().index, whole.list_inputs()))
+                flags = _indexed(flags, self._order)
+                self._on_gpu, sym = _OnGpu(plain, whole, flags), whole
+            graph = graph_json.read(sym)
             # A partitioned graph already has guards.
             if graph is None or graph_json.is_partitioned(graph):
                 super().__init__(sym, flags)
@@ -53,16 +74,31 @@ def _cached_op_class(plain: Any) -> Any:
                 self._ours = DualCachedOp(plain, super(), sym, graph, flags)
 
         def __call__(self, *arrays: Any, **keywords: Any) -> Any:
+            if self._on_gpu is not None:
+                arrays = tuple(arrays[number] for number in self._order)
+                found = self._on_gpu(arrays, keywords)
+                if found is not None:
+                    return found
             call = super().__call__ if self._ours is None else self._ours
             return call(*arrays, **keywords)
 
         def _register_op_hook(self, callback: Any, monitor_all: bool = False) -> None:
+            if self._on_gpu is not None:
+                self._on_gpu.is_monitored = bool(callback)
             if self._ours is None:
                 super()._register_op_hook(callback, monitor_all)
             else:
                 self._ours.register_hook(callback, monitor_all)
 
     return CachedOp
+
+
+def _indexed(flags: Flags, order: list[int]) -> Flags:
+    """Return the flags with lists of inputs renumbered for another order."""
+    return [
+        (name, [order.index(place) for place in value] if name.endswith("_indices") else value)
+        for name, value in flags
+    ]
 
 
 class DualCachedOp:
@@ -196,8 +232,9 @@ class CompiledOp:
         self._given: list[Any] | None = None
         # While one thread calls MXNet's CachedOp, another one could find its graph without shapes.
         self._lock = threading.RLock()
-        is_whole = opened is not None and opened.whole is not None and not self._op.is_np_sym
-        self._direct = DirectCalls(opened, names) if opened and is_whole else None
+        is_whole = opened is not None and opened.whole is not None and opened.most_bytes > 0
+        is_np = self._op.is_np_sym
+        self._direct = DirectCalls(opened, names, is_np) if opened and is_whole else None
         # The number of calls since the last direct one.
         self._misses = 0
 
@@ -227,26 +264,95 @@ class CompiledOp:
                 refusal = self._parts.taken_refusal() if self._parts else None
                 raise refusal or error from None
 
-    def hold(self, given: Sequence[Any]) -> None:
-        """Hold the parameters of the next call. If they differ, wait for the last call, which may
-        still read its own."""
+    def hold(self, given: Sequence[Any]) -> list[Any]:
+        """Hold the parameters of the next call, and return them. If they differ, wait for the last
+        call, which may still read its own."""
         kept = [given[number] for number in self._kept.values()]
         if self._are_held(kept):
-            return
+            return kept
         with self._lock:
             # Another thread may have done it meanwhile. One that sees them as held may call.
             if self._are_held(kept):
-                return
+                return kept
             if self._parts is not None:
                 array_memory.wait_for_uses(self._given or ())
                 self._parts.forget(dict(zip(self._kept, kept)))
                 if self._direct is not None:
                     self._direct.hold(given)
             self._given = kept
+            return kept
 
     def _are_held(self, arrays: Sequence[Any]) -> bool:
         given = self._given
-        return given is not None and all(map(operator.is_, arrays, given))
+        return given is not None and _are_same(arrays, given)
+
+
+def _are_same(arrays: Sequence[Any], others: Sequence[Any]) -> bool:
+    return len(arrays) == len(others) and all(map(operator.is_, arrays, others))
+
+
+class _OnGpu:
+    """Calls of a graph with parts on the GPU, by a CachedOp for each partition, which may depend on
+    the sizes of data. They are not direct: a GPU may take so long that the caller wants to continue
+    meanwhile."""
+
+    def __init__(self, plain: Any, symbol: Any, flags: Flags) -> None:
+        self._plain, self._symbol = plain, symbol
+        self._names = symbol.list_inputs()
+        data = dict(flags).get("data_indices")
+        self._data = None if data is None else {self._names[number] for number in data}
+        self._sized = range(len(self._names)) if data is None else data
+        self._flags = [flag for flag in flags if flag[0] not in ("data_indices", "param_indices")]
+        self.is_monitored = False
+        # By sizes and types of data, and by the nodes of their parts; `None` without parts.
+        self._by_sizes: dict[Any, CompiledOp | None] = {}
+        self._every: dict[Any, CompiledOp | None] = {}
+        # The parameters of the last call, if no other graph has run since.
+        self._last: list[Any] = []
+
+    def __call__(self, arrays: Sequence[Any], keywords: dict[str, Any]) -> Any:
+        """Return the outputs, or `None` if the whole graph has to compute them."""
+        from mxnet import autograd
+
+        is_inference = not (autograd.is_recording() or autograd.is_training() or self.is_monitored)
+        found = None
+        if is_inference and arrays[0].context.device_type == "cpu":
+            found = self._partitioned(arrays)
+        if found is not None:
+            held = found.hold(arrays)
+            if not _are_same(held, self._last):
+                array_memory.make_plain(held)
+            self._last = held
+            with contextlib.suppress(Ece408Error):
+                return found.call(*arrays, **keywords)
+        # The other graph may write moving averages without declaring that to MXNet.
+        array_memory.wait_for_uses(self._last)
+        self._last = []
+        return None
+
+    def _partitioned(self, arrays: Sequence[Any]) -> CompiledOp | None:
+        key = tuple((arrays[number].shape, arrays[number].dtype) for number in self._sized)
+        if key not in self._by_sizes:
+            with compiled_graphs.ONE_AT_A_TIME:
+                if len(self._by_sizes) >= _MOST_SIZES:
+                    self._by_sizes, self._every = {}, {}
+                self._by_sizes[key] = self._chosen(key, dict(zip(self._names, arrays)))
+        return self._by_sizes[key]
+
+    def _chosen(self, sizes: Any, inputs: dict[str, Any]) -> CompiledOp | None:
+        symbol = partition.with_known_sources(self._symbol, inputs)
+        choice = partition.choose_for(symbol, inputs, self._data)
+        nodes = (tuple(map(tuple, choice.groups)), symbol is self._symbol or sizes)
+        if nodes not in self._every:
+            found, opened = None, None
+            with contextlib.suppress(*compiled_graphs.failures()):
+                found, opened = partition.in_parts(choice, inputs, Parts(most_bytes=0))
+            self._every[nodes] = (
+                CompiledOp(self._plain, found, self._names, self._data or (), self._flags, opened)
+                if found is not None and opened is not None
+                else None
+            )
+        return self._every[nodes]
 
 
 class _ByShapes:

@@ -3,6 +3,9 @@
 An executor without gradients runs the compiled operator; others are bound to the unchanged graph.
 On the CPU, without a monitor, substitute executors on the same arrays run in their place: one with
 parts that are one node each for inference, and one with compiled gradients for training.
+
+An executor of a graph with parts for our GPU backend never runs itself: the graph is put back
+together, and in inference on CPU arrays cut anew for these.
 """
 
 from __future__ import annotations
@@ -18,7 +21,15 @@ import numpy as np
 from ...problem import ITEM_BYTES
 from .. import array_memory, compiled_operator, parts_at_work, variables
 from ..parts_at_work import Parts
-from . import compiled_graphs, graph_inference, graph_json, guards, partition, training_graphs
+from . import (
+    compiled_graphs,
+    graph_inference,
+    graph_json,
+    guards,
+    partition,
+    parts,
+    training_graphs,
+)
 from .graph_inference import Shapes
 from .graph_json import Graph
 
@@ -73,6 +84,11 @@ def _binding(method: Any, shapes_of: Any) -> Any:
     @functools.wraps(method)
     def bind(self: Any, *arguments: Any, **keywords: Any) -> Any:
         with compiled_graphs.ONE_AT_A_TIME:
+            if parts.read(self) is not None:
+                executor = method(self, *arguments, **keywords)
+                setattr(executor, _BOUND, Bound.of(executor))
+                setattr(executor, _SUBSTITUTES, _OnGpu())
+                return executor
             graph = graph_json.read(self)
             if graph is not None:
                 return bind_ours(self, graph, arguments, keywords)
@@ -154,6 +170,8 @@ class _Substitutes:
 
     def of(self, executor: Any, is_train: bool) -> Any:
         """Return the substitute of `executor`, or `None`."""
+        if executor._monitor_callback is not None:
+            return None
         key = is_train, "" if is_train else parts_at_work.mode()
         if key not in self._made:
             found = None
@@ -194,12 +212,80 @@ class _Substitutes:
                 self._parts.append(opened)
         if found is None:
             return None
-        arguments = {name: arrays[name] for name in found.list_arguments()}
-        states = {name: arrays[name] for name in found.list_auxiliary_states()}
-        second = found.bind(executor._ctx, arguments, gradients, requests, states)
-        # `forward` writes its inputs to this dictionary's arrays, even to unbound ones.
-        second._arg_dict = executor.arg_dict
-        return second
+        return _second(executor, found, arrays, gradients, requests)
+
+
+def _second(
+    executor: Any,
+    symbol: Any,
+    arrays: Mapping[str, Any],
+    gradients: Mapping[str, Any],
+    requests: Mapping[str, str] | str,
+) -> Any:
+    """Return an executor of another graph on the arrays of `executor`."""
+    arguments = {name: arrays[name] for name in symbol.list_arguments()}
+    states = {name: arrays[name] for name in symbol.list_auxiliary_states()}
+    others = executor._group2ctx
+    second = symbol.bind(executor._ctx, arguments, gradients, requests, states, others)
+    # `forward` writes its inputs to this dictionary's arrays, even to unbound ones.
+    second._arg_dict = executor.arg_dict
+    return second
+
+
+class _OnGpu(_Substitutes):
+    """Those of an executor of a graph with parts on the GPU, which cannot run itself: one of the
+    graph without parts, with the executor's monitor if any, and one with the parts that suit its
+    arrays."""
+
+    def __init__(self, monitor: Any = None) -> None:
+        super().__init__(is_compiled=False)
+        self._monitor = monitor
+        self._whole: Any = None
+        self._cut: Any = None
+
+    def fresh(self) -> _OnGpu:
+        return _OnGpu(self._monitor)
+
+    def monitor(self, *how: Any) -> None:
+        """Set a monitor, as executors do."""
+        self._monitor = how
+        if self._whole is not None:
+            self._whole.set_monitor_callback(*how)
+
+    def of(self, executor: Any, is_train: bool) -> Any:
+        on_cpu = executor._ctx.device_type == "cpu" and not executor._group2ctx
+        if is_train or self._monitor is not None or not on_cpu:
+            return self.without_parts(executor)
+        if self._cut is None:
+            with compiled_graphs.ONE_AT_A_TIME, contextlib.suppress(*compiled_graphs.failures()):
+                self._cut = self._with_parts(executor)
+        return self.without_parts(executor) if self._cut is None else self._cut
+
+    def without_parts(self, executor: Any) -> Any:
+        if self._whole is None:
+            arguments, gradients, states = getattr(executor, _BOUND).named(executor._symbol)
+            requests = _requests(executor, gradients)
+            symbol = parts.put_back_symbol(executor._symbol)
+            gradients = {name: gradients[name] for name in requests}
+            arrays = {**arguments, **states}
+            self._whole = _second(executor, symbol, arrays, gradients, requests)
+            if self._monitor is not None:
+                self._whole.set_monitor_callback(*self._monitor)
+        return self._whole
+
+    def _with_parts(self, executor: Any) -> Any:
+        arguments, _, states = getattr(executor, _BOUND).named(executor._symbol)
+        arrays = {**arguments, **states}
+        symbol = partition.with_known_sources(parts.put_back_symbol(executor._symbol), arrays)
+        choice = partition.choose_for(symbol, arrays, None)
+        found, opened = partition.in_parts(choice, arrays, Parts())
+        if found is None or opened is None:
+            return self.without_parts(executor)
+        kept = {name: arrays[name] for name in opened.parameters}
+        opened.forget(kept)
+        array_memory.make_plain(list(kept.values()))
+        self._parts.append(opened)
+        return _second(executor, found, arrays, {}, "null")
 
 
 def _requests(executor: Any, gradients: Mapping[str, Any]) -> dict[str, str]:
@@ -221,17 +307,16 @@ def _forwarding(method: Any) -> Any:
         substitutes = vars(self).get(_SUBSTITUTES)
         if substitutes is None:
             return method(self, is_train, **inputs)
-        heard = self._monitor_callback is not None
-        found = None if heard else substitutes.of(self, bool(is_train))
+        found = substitutes.of(self, bool(is_train))
         if found is not substitutes.last:
             # An executor does not declare to MXNet that it writes moving averages.
             array_memory.wait_for_uses(getattr(self, _BOUND).states)
         substitutes.last, substitutes.was_training = found, bool(is_train)
-        if substitutes.last is None:
+        if found is None:
             return method(self, is_train, **inputs)
         # Earlier readers of the outputs hold these arrays.
-        for found, output in zip(method(substitutes.last, is_train, **inputs), self.outputs):
-            found.copyto(output)
+        for result, output in zip(found.forward(is_train, **inputs), self.outputs):
+            result.copyto(output)
         return self.outputs
 
     return forward
@@ -246,9 +331,13 @@ def _backwarding(forward: Any, method: Any) -> Any:
         if substitutes is None or substitutes.last is None:
             return method(self, out_grads, is_train)
         if substitutes.was_training and is_train:
-            return method(substitutes.last, out_grads, is_train)
+            return substitutes.last.backward(out_grads, is_train)
         # Gradients of an inference pass, which the substitute does not have.
         array_memory.wait_for_uses(getattr(self, _BOUND).states)
+        if isinstance(substitutes, _OnGpu):
+            substitutes.last = substitutes.without_parts(self)
+            substitutes.last.forward(substitutes.was_training)
+            return substitutes.last.backward(out_grads, is_train)
         substitutes.last = None
         forward(self, substitutes.was_training)
         return method(self, out_grads, is_train)
@@ -261,6 +350,9 @@ def _monitoring(method: Any) -> Any:
 
     @functools.wraps(method)
     def set_monitor_callback(self: Any, callback: Any, monitor_all: bool = False) -> None:
+        substitutes = vars(self).get(_SUBSTITUTES)
+        if isinstance(substitutes, _OnGpu):
+            substitutes.monitor(callback, monitor_all)
         graph = graph_json.read(self._symbol)
         if graph is None:
             method(self, callback, monitor_all)

@@ -85,13 +85,12 @@ def report_of(
     choice: Choice,
     shapes: Mapping[str, tuple[int, ...]] | None,
     types: Mapping[str, Any] | None = None,
-    on: str = "gpu",
 ) -> GpuReport:
     """Return `report` for a partitioned choice, with types of its inputs."""
     left = choice.left
-    if on == "cpu":
+    if choice.on == "cpu":
         left = {n: _NO_GAIN if reason in _OF_COPIES else reason for n, reason in left.items()}
-    made = GpuReport(list(map(len, choice.groups)), choice.nodes, left, on=on)
+    made = GpuReport(list(map(len, choice.groups)), choice.nodes, left, on=choice.on)
     if shapes:
         made.bytes_in, made.bytes_out = _bytes(choice.symbol(), shapes, types or {})
     return made
@@ -99,7 +98,8 @@ def report_of(
 
 @dataclass
 class Choice:
-    """A Symbol's graph, the node numbers of each part, and the other nodes, with reasons."""
+    """A Symbol's graph, the node numbers of each part `on` a machine, and the other nodes, with
+    reasons."""
 
     original: Any
     graph: Graph
@@ -107,6 +107,7 @@ class Choice:
     left: dict[str, str]
     parameters: set[tuple[int, int]]
     known: dict[tuple[int, int], Typed]
+    on: str
 
     @property
     def nodes(self) -> int:
@@ -151,10 +152,10 @@ def choose(
     if only_ours:
         _leave_mxnet_its_own(graph, goes, reasons)
     _leave_where_read(graph, parameters, goes, reasons)
-    choice = Choice(symbol, graph, [], {}, parameters, known)
+    choice = Choice(symbol, graph, [], {}, parameters, known, on)
     found = groups.by_level(graph, goes)
     for group, outputs in zip(found, groups.outputs(graph, found)):
-        reason = _why_not_together(graph, group, outputs, parameters)
+        reason = _why_not_together(graph, group, outputs)
         if reason is None:
             choice.groups.append(group)
         for number in group if reason else ():
@@ -177,6 +178,16 @@ def choose_for(
     return choose(symbol, data, shapes, types, **keywords)
 
 
+def with_known_sources(symbol: Any, arrays: Mapping[str, Any]) -> Any:
+    """Return the Symbol, or one for these arrays alone: MXNet does not infer shapes before our
+    nodes from those behind them."""
+    graph = json.loads(graph_json.text(symbol))
+    if not graph_inference.has_open_sources(graph):
+        return symbol
+    shapes = {name: array.shape for name, array in arrays.items()}
+    return graph_json.write(graph_inference.with_known_sources(symbol, graph, shapes), symbol)
+
+
 def with_parts(
     symbol: Any, graph: Graph, arrays: Mapping[str, Any], data: Collection[str] | None = None
 ) -> tuple[Any, Parts | None]:
@@ -194,7 +205,7 @@ def with_parts(
 
 
 def in_parts(choice: Choice, arrays: Mapping[str, Any], opened: Parts) -> tuple[Any, Parts | None]:
-    """Return the graph of a choice for the CPU, as `with_parts`, with its parts in `opened`."""
+    """Return the graph of a choice, as `with_parts`, with its parts in `opened`."""
     shapes = {name: array.shape for name, array in arrays.items()}
     if not choice.groups:
         return compiled_graphs.compiled(choice.original, choice.graph, shapes), None
@@ -204,7 +215,7 @@ def in_parts(choice: Choice, arrays: Mapping[str, Any], opened: Parts) -> tuple[
         if node["op"] == "null":
             array = arrays[node["name"]]
             types[number, 0] = (array.shape, np.dtype(array.dtype).name)
-    cut = parts.at_work(choice.graph, choice.groups, choice.parameters, types, opened)
+    cut = parts.at_work(choice.graph, choice.groups, choice.parameters, types, opened, choice.on)
     opened.whole = _inputs_if_whole(cut)
     return compiled_graphs.compiled(choice.original, cut, shapes), opened
 
@@ -218,23 +229,6 @@ def _inputs_if_whole(graph: Graph) -> list[str] | None:
     if len(computed) > 1 or heads != [(computed[0], output) for output in range(len(heads))]:
         return None
     return [graph["nodes"][entry[0]]["name"] for entry in node["inputs"]]
-
-
-def repartitioned(symbol: Any, arrays: Mapping[str, Any]) -> Any:
-    """Return the Symbol partitioned for these arrays; `None` if it is so already."""
-    graph = parts.read(symbol)
-    assert graph is not None
-    held = [part["subgraphs"][0]["nodes"] for part in filter(graph_json.is_part, graph["nodes"])]
-    choice = choose_for(parts.put_back_symbol(symbol), arrays, None)
-    nodes = choice.graph["nodes"]
-    wanted = [[nodes[number] for number in group] for group in choice.groups]
-    same = _names(held) == _names(wanted)
-    return None if same else choice.symbol()
-
-
-def _names(found: Iterable[Iterable[Node]]) -> list[list[str]]:
-    """Return the names of the operators of each part."""
-    return sorted(sorted(node["name"] for node in nodes if node["op"] != "null") for nodes in found)
 
 
 def _used(graph: Graph) -> list[list[tuple[int, int]]]:
@@ -376,15 +370,16 @@ def _why_not_together(
     graph: Graph,
     group: list[int],
     outputs: Sequence[Entry],
-    parameters: Collection[tuple[int, int]],
 ) -> str | None:
     """Return why nodes that can run on the GPU cannot be one part."""
+    from ...network import Network
+
     nodes = [graph["nodes"][number] for number in group]
     if not any(node["op"] in _WORTH_COPIES or graph_json.is_ours(node) for node in nodes):
         return _TOO_LITTLE
-    part = parts.part(graph, group, outputs, parameters, "part")
+    inner, taken = parts.inside_of(graph, group, outputs)
     try:
-        networks.Opened(json.dumps(part["subgraphs"][0]), part["attrs"][parts.PARAMETERS]).close()
+        Network(json.dumps(inner), list(taken), ())
     except Ece408Error as error:
         return str(error)
     return None
@@ -445,8 +440,8 @@ def _bytes(
 
 def why_no_gpu() -> str | None:
     """Return in one line why no network can run on a GPU here, or `None` if one can."""
-    if networks.missing() is not None:
-        return networks.missing()
+    if compiled_operator.missing() is not None:
+        return compiled_operator.missing()
     backend = settings.backend()
     if backend == "emulator":
         return None

@@ -8,11 +8,10 @@ from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from .. import networks
-from ..native_handles import are_foreign
 from ..networks import DATA, FOR_ALL_IMAGES, PARAMETER
 from ..parts_at_work import Parts
 from . import graph_json, groups
@@ -21,12 +20,9 @@ from .graph_json import PART, Entry, Graph, Node, is_part
 if TYPE_CHECKING:
     from ...network import Typed
 
-# Attributes of such a node: the kinds of its inputs, its unused outputs (see `networks`), its
-# machine if that is no GPU, and the key of a shared network.
+# Attributes of such a node: the kinds of its inputs, and its unused outputs (see `networks`).
 PARAMETERS = "parameters"
 UNREAD = "unread"
-MACHINE = "machine"
-OWNER = "owner"
 # Operators that read only the shapes of these inputs.
 _ONLY_SHAPES: Mapping[str, Sequence[int]] = {
     **dict.fromkeys(("zeros_like", "ones_like", "shape_array", "size_array"), (0,)),
@@ -50,35 +46,6 @@ def put_back_symbol(symbol: Any) -> Any:
     return symbol if graph is None else graph_json.write(put_back(graph), symbol)
 
 
-def placed(symbol: Any, on: str) -> Any:
-    """Return the Symbol with its parts on a machine, "cpu" or "gpu"."""
-    graph = read(symbol)
-    if graph is None or on == "gpu":
-        return symbol
-    return graph_json.write(with_attributes(graph, lambda *_: {MACHINE: on}), symbol)
-
-
-def machine(symbol: Any) -> str:
-    """Return the machine of a Symbol's parts."""
-    graph = read(symbol)
-    found = (
-        {node["attrs"].get(MACHINE) for node in graph["nodes"] if is_part(node)} if graph else ()
-    )
-    return "cpu" if "cpu" in found else "gpu"
-
-
-def with_attributes(graph: Graph, attributes: Callable[[Node, int], dict[str, str]]) -> Graph:
-    """Return the graph with further attributes for its parts, each computed from its index."""
-    count = itertools.count()
-    nodes = [
-        {**node, "attrs": {**node["attrs"], **attributes(node, next(count))}}
-        if is_part(node)
-        else node
-        for node in graph["nodes"]
-    ]
-    return {**graph, "nodes": nodes}
-
-
 def moved_into_parts(
     graph: Graph, of_nodes: Sequence[Sequence[int]], parameters: Collection[tuple[int, int]]
 ) -> Graph:
@@ -88,22 +55,29 @@ def moved_into_parts(
     arrays, by node and output, that are the same for all images.
     """
     count = itertools.count()
+    read = _read_outside(graph, of_nodes)
 
+    def made(group: Sequence[int], outputs: Sequence[Entry]) -> Node:
+        node = _part(graph, group, outputs, parameters, _name(graph, outputs, next(count)))
+        return {**node, "attrs": {**node["attrs"], UNREAD: _unread(outputs, read)}}
+
+    return groups.replaced(graph, of_nodes, made)
+
+
+def _read_outside(graph: Graph, of_nodes: Sequence[Sequence[int]]) -> set[tuple[int, int]]:
+    """Return the arrays whose elements are read outside their node's own group."""
     place_of = {number: place for place, group in enumerate(of_nodes) for number in group}
-    # Arrays whose elements are read outside the node's own group.
-    read = {
+    return {
         (entry[0], entry[1])
         for entry, user, place in groups.uses(graph)
         if place_of.get(entry[0]) != place_of.get(user)
         and place not in _ONLY_SHAPES.get(graph["nodes"][user]["op"] if user >= 0 else "", ())
     }
 
-    def made(group: Sequence[int], outputs: Sequence[Entry]) -> Node:
-        node = part(graph, group, outputs, parameters, _name(graph, outputs, next(count)))
-        unread = ("0" if (entry[0], entry[1]) in read else networks.UNREAD for entry in outputs)
-        return {**node, "attrs": {**node["attrs"], UNREAD: "".join(unread)}}
 
-    return groups.replaced(graph, of_nodes, made)
+def _unread(outputs: Sequence[Entry], read: Collection[tuple[int, int]]) -> str:
+    """Return the marks of a part's outputs."""
+    return "".join("0" if (e[0], e[1]) in read else networks.UNREAD for e in outputs)
 
 
 def of_images(graph: Graph, data: Collection[str]) -> list[bool]:
@@ -113,21 +87,6 @@ def of_images(graph: Graph, data: Collection[str]) -> list[bool]:
         is_data = node["op"] == "null" and node["name"] in data
         found.append(is_data or any(found[entry[0]] for entry in node["inputs"]))
     return found
-
-
-def with_foreign(graph: Graph, arrays: Mapping[str, Any]) -> Graph:
-    """Return the graph for these arrays by name: parts ignore write counts of arrays in memory that
-    MXNet does not own."""
-    foreign = {name for name, array in arrays.items() if are_foreign([array])}
-
-    def flags(node: Node, part: int) -> dict[str, str]:
-        kinds = [
-            FOR_ALL_IMAGES if graph["nodes"][entry[0]]["name"] in foreign and kind != DATA else kind
-            for entry, kind in zip(node["inputs"], node["attrs"][PARAMETERS])
-        ]
-        return {PARAMETERS: "".join(kinds)}
-
-    return with_attributes(graph, flags)
 
 
 def put_back(graph: Graph) -> Graph:
@@ -171,7 +130,7 @@ def _name(graph: Graph, outputs: Sequence[Entry], part: int) -> str:
     return graph["nodes"][outputs[0][0]]["name"] if len(outputs) == 1 else f"{PART}{part}"
 
 
-def part(
+def _part(
     graph: Graph,
     group: Sequence[int],
     heads: Sequence[Entry],
@@ -200,16 +159,23 @@ def at_work(
     parameters: Collection[tuple[int, int]],
     types: Mapping[tuple[int, int], Typed],
     opened: Parts,
+    on: str,
 ) -> Graph:
-    """Return the graph with a node of `ece408_part` per group of its nodes, as `moved_into_parts`.
-    `types` has all arrays outside the groups. Raises what `Network` does."""
+    """Return the graph with a node of `ece408_part` `on` a machine per group of its nodes, as
+    `moved_into_parts`. `types` has all arrays outside the groups. Raises what `Network` does."""
+    read = _read_outside(graph, of_nodes)
 
     def made(group: Sequence[int], outputs: Sequence[Entry]) -> Node:
         inner, taken = inside_of(graph, group, outputs)
         inputs = [[*entry[:2], 0] for entry in taken.values()]
-        each = [types[entry[0], entry[1]][1] or "float32" for entry in (*inputs, *outputs)]
+        of_inputs = [types[entry[0], entry[1]] for entry in inputs]
+        each = [dtype for _, dtype in (*of_inputs, *(types[e[0], e[1]] for e in outputs))]
+        known = kinds(graph, inputs, parameters)
+        if on == "gpu":
+            known = networks.known_kinds(known, [shape for shape, _ in of_inputs])
         name = graph["nodes"][outputs[0][0]]["name"]
-        node = opened.node(inner, kinds(graph, inputs, parameters), each, name)
+        named = [dtype or "float32" for dtype in each]
+        node = opened.node(inner, known, named, name, on, _unread(outputs, read))
         return {**node, "inputs": inputs}
 
     return groups.replaced(graph, of_nodes, made)
