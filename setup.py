@@ -104,7 +104,7 @@ def mxnet_folder() -> Path | None:
 def operator_objects(mxnet: Path) -> Objects:
     """As `kernel_objects`; MXNet's part shows its functions to MXNet by default.
 
-    One of these is ours instead (batch_norm_operator.cpp): MXNet never frees what that allocates.
+    One of these is ours instead (part_operator.cpp): MXNet never frees what that allocates.
     """
     folders = (mxnet / "include", mxnet / "include" / "mkldnn")
     include = tuple(word for folder in folders for word in ("-isystem", str(folder)))

@@ -23,6 +23,7 @@ from .batch_partition import Partitions, whole
 from .chunk_pipeline import Pass, Timings, Watched
 from .cpu_resident import CpuResident
 from .gpu_weights import WeightsNeeded
+from .gradients import why_not_trained
 from .graph import Entry, Graph, Node
 from .host_arrays import Array
 from .inputs import Call, Calls
@@ -30,7 +31,7 @@ from .machines.cpu import CpuCode, KeptCode
 from .machines.machine import GpuMachine, Machine
 from .operators import Typed, refused, why_not
 from .resident import Part, Resident
-from .values import Steps
+from .values import Step, Steps
 
 __all__ = [
     "Array",
@@ -44,6 +45,7 @@ __all__ = [
     "publish",
     "why_not",
     "why_not_of",
+    "why_not_trained",
 ]
 
 _T = TypeVar("_T")
@@ -243,9 +245,9 @@ def _compute(
     return _Took(result, seconds)
 
 
-def publish(steps: Steps, seconds: Sequence[float]) -> None:
-    """Publish the convolutions' times of a call on the CPU to the log of op times."""
-    _publish(Timings(steps.for_images, list(seconds)), machines.chosen("cpu")[0])
+def publish(steps: Sequence[Step], seconds: Sequence[float]) -> None:
+    """Publish the convolutions' times of steps on the CPU to the log of op times."""
+    _publish(Timings(list(steps), list(seconds)), machines.chosen("cpu")[0])
 
 
 def _publish(timings: Timings, machine: Machine) -> None:
@@ -254,7 +256,7 @@ def _publish(timings: Timings, machine: Machine) -> None:
             did = machine.done(step.plan, seconds)
             op_log.publish(
                 op_log.OpTime(
-                    *(step.node, step.problem, "forward", machine.backend),
+                    *(step.node, step.problem, step.direction, machine.backend),
                     *(did.kernel, seconds, did.gpu, did.precision),
                 )
             )

@@ -373,9 +373,11 @@ class Builder:
         node: str | None = None,
         problem: ConvProblem | None = None,
         also: Mapping[str, Value] = _NOTHING,
+        direction: str = "forward",
     ) -> Value:
         """Append a step: `plan` computes "y", and the arrays in `also`, from the arrays in `read`.
-        Returns y; all results have a claim. `node` defaults to the current node. Raises
+        Returns y; all results have a claim. `node` defaults to the current node; the others are as
+        in `Step`. Raises
         `UnsupportedProblem` for arrays that exceed their buffers."""
         arrays = {"y": y, **also, **read}
         for name, value in arrays.items():
@@ -387,7 +389,7 @@ class Builder:
         # The location of y decides: outputs, and parts of them, are written in every call, even if
         # they depend on weights alone.
         steps = self.steps.for_weights if y.constant else self.steps.for_images
-        steps.append(Step(node or self.node, plan, arrays, problem))
+        steps.append(Step(node or self.node, plan, arrays, problem, direction))
         _release(read.values())
         y.buffer.uses += 1
         for value in also.values():

@@ -47,6 +47,11 @@ class Training:
         """The moving averages of normalisation, in the order of their new values."""
         return self._joint.averages
 
+    @property
+    def fixed(self) -> tuple[str, ...]:
+        """The gammas that MXNet sets to 1 in training."""
+        return self._joint.fixed
+
     def program(self, inputs: Sequence[Array]) -> TrainingProgram:
         """Return the program for inputs of these shapes and types. Raises `UnsupportedProblem` and
         `InvalidProblem`."""

@@ -102,12 +102,13 @@ class Plan(Protocol):
 
 class Step(NamedTuple):
     """A plan and its arrays by name; `node` is the node that it computes, `problem` the convolution
-    to log op times for, if any."""
+    to log op times for, if any, and `direction` what it computes of that."""
 
     node: str
     plan: Plan
     arrays: Mapping[str, Value]
     problem: ConvProblem | None = None
+    direction: str = "forward"
 
 
 @dataclass(frozen=True)

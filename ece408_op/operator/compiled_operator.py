@@ -33,8 +33,6 @@ from . import autograd_state, gpu_support
 from .conv_attributes import OWN, ConvAttributes, problem_of
 
 NAME = "ece408_convolution"
-POOL = "ece408_pool"
-BATCH_NORM = "ece408_batch_norm"
 LIBRARY = Path(__file__).resolve().with_name("libece408_mxnet.so")
 # MXNet's codes for types.
 _TYPES = ("float32", "float64", "float16")
@@ -80,10 +78,7 @@ _DRIVER = (
 )
 
 
-_OTHERS = (
-    *("run", "use_workers", "batch_norm_forward", "batch_norm_backward"),
-    *("pool", "pool_backward"),
-)
+_OTHERS = ("run", "use_workers")
 
 
 class _Others(ctypes.Structure):

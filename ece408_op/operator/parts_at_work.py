@@ -29,6 +29,7 @@ from .networks import ARRAY_BYTES, DATA, FOR_ALL_IMAGES, PARAMETER, TYPES, OnGpu
 if TYPE_CHECKING:
     from ..network import Array, KeptCode, Steps
 
+NAME = "ece408_part"
 # A call that takes more memory takes so long that its caller may want to continue meanwhile.
 MOST_BYTES = 32 << 20
 # An answer of `ece408_part_call`.
@@ -39,8 +40,8 @@ _Make = ctypes.CFUNCTYPE(
     ctypes.c_int, ctypes.c_int, _SIZES, ctypes.c_int64, ctypes.c_void_p, ctypes.c_int
 )
 _Report = ctypes.CFUNCTYPE(
-    *(ctypes.c_int, ctypes.c_int64, ctypes.POINTER(ctypes.c_double), ctypes.c_int64),
-    *(ctypes.c_int, ctypes.c_int64, ctypes.c_int64),
+    *(ctypes.c_int, ctypes.c_int64, ctypes.POINTER(ctypes.c_double)),
+    *(ctypes.c_int64, ctypes.c_int64, ctypes.c_int, ctypes.c_int64, ctypes.c_int64),
 )
 _Forget = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_int64)
 _Close = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_int)
@@ -68,11 +69,12 @@ class _Made(ctypes.Structure):
         *[(name, ctypes.c_int64) for name in ("number", "step_count", "kept_count")],
         *[(name, ctypes.c_int64) for name in ("arena_bytes", "copied_bytes")],
         *[(name, ctypes.c_int64) for name in ("reads_weights", "isa")],
+        *[(name, ctypes.c_int64) for name in ("forward_steps", "saved_bytes")],
     ]
 
 
 _numbers = itertools.count(1)
-_opened: dict[int, _Opened] = {}
+_opened: dict[int, _Opened | _Trained] = {}
 _refusals: dict[int, Ece408Error] = {}
 # Steps of programs, and the part of what is kept, by their numbers.
 _programs: dict[int, Steps] = {}
@@ -111,6 +113,8 @@ class Parts:
         self.parameters: dict[str, None] = {}
         # The names of the inputs in order, if the graph is one part and nothing else.
         self.whole: list[str] | None = None
+        # Of nodes that train, the inputs that have gradients of 0, by the part's number.
+        self.fixed: dict[str, list[int]] = {}
         # Whether data may be of uint8.
         self.takes_pixels = False
 
@@ -126,16 +130,42 @@ class Parts:
         """Open a part and return its node, without inputs. `kinds` has the kind of each input (see
         `networks`), `types` are those of its inputs and outputs, and `unread` marks the outputs
         that a GPU need not compute. Raises what `Network` does."""
-        number = next(_numbers)
         opened = _Opened(graph, kinds, types, self.most_bytes, on, unread)
+        self.parameters.update(dict.fromkeys(opened.parameters))
+        return self._node(opened, kinds, types, name)
+
+    def training_node(
+        self,
+        graph: Mapping[str, Any],
+        wanted: Sequence[str],
+        shapes: Sequence[tuple[int, ...]],
+        name: str,
+    ) -> dict[str, Any]:
+        """Open a part that trains, of float32, and return its node, without inputs. `wanted` are
+        its inputs whose gradients are computed, and `shapes` those of all. Raises what `Training`
+        does."""
+        opened = _Trained(graph, wanted, shapes)
+        kinds = DATA * len(shapes)
+        types = ["float32"] * (len(shapes) + len(graph["heads"]))
+        node = self._node(opened, kinds, types, name)
+        uses = opened.uses()
+        places = (ctypes.c_int * len(uses))(*(place for place, _ in uses))
+        letters = "".join(use for _, use in uses).encode()
+        _library().ece408_part_train(self.numbers[-1], places, letters, len(uses))
+        self.fixed[node["attrs"]["part"]] = [place for place, use in uses if use == _SET_TO_1]
+        return node
+
+    def _node(
+        self, opened: _Opened | _Trained, kinds: str, types: Sequence[str], name: str
+    ) -> dict[str, Any]:
+        number = next(_numbers)
         _opened[number] = opened
         codes = (ctypes.c_int * len(types))(*map(TYPES.index, types))
         in_python = int(opened.on_gpu is not None)
         _library().ece408_part_open(number, kinds.encode(), codes, len(types), in_python)
         self.numbers = [*self.numbers, number]
-        self.parameters.update(dict.fromkeys(opened.parameters))
         attributes = {"key": compiled_operator.KEY, "part": str(number)}
-        return {"op": "ece408_part", "name": name, "attrs": attributes}
+        return {"op": NAME, "name": name, "attrs": attributes}
 
     def forget(self, arrays: Mapping[str, Any]) -> None:
         """Forget the parameters of the last calls; the next ones have these arrays, by name. No
@@ -200,8 +230,11 @@ class DirectCalls:
         arrays = [array(NDArrayHandle(each)) for each in results if each is not None]
         check_call(min(status, 0))
         if status == _PYTHON_COMPUTES:
-            data = [given[number] for _, number in self._data]
-            return arrays if self._opened.compute_again(version.value, data, arrays) else None
+            on_gpu = self._opened.on_gpu
+            assert on_gpu is not None
+            data = (_described(given[number]) for _, number in self._data)
+            outputs = list(map(_described, arrays))
+            return arrays if on_gpu.compute_again(version.value, data, outputs) else None
         return arrays if status else None
 
 
@@ -279,7 +312,7 @@ class _Opened:
         made = _Made(
             *(_address(code.for_images), _integers(each.number for each in code.kept)),
             *(number, len(code.for_images), len(code.kept), code.arena_bytes, copied),
-            *(code.reads_weights, native.ISA_CODES[code.isa]),
+            *(code.reads_weights, native.ISA_CODES[code.isa], 0, 0),
         )
         if not given or not _library().ece408_part_give(target, ctypes.byref(made)):
             raise errors.NotEnoughMemory(
@@ -287,12 +320,6 @@ class _Opened:
                 "and there is no room"
             )
         _programs[number] = code.steps
-
-    def compute_again(self, version: int, data: Sequence[Any], outputs: Sequence[Any]) -> bool:
-        """Compute NDArrays of this data on the GPU, as `OnGpu.compute_again`."""
-        assert self.on_gpu is not None
-        arrays = map(_described, data)
-        return self.on_gpu.compute_again(version, arrays, list(map(_described, outputs)))
 
     def _keep(self, kept: KeptCode, target: ctypes.c_void_p) -> bool:
         self.kept[kept.number] = kept
@@ -308,8 +335,7 @@ class _Opened:
 
 def _give_shapes(shapes: Iterable[tuple[int, ...]], target: ctypes.c_void_p) -> None:
     for shape in shapes:
-        sizes = (ctypes.c_int64 * len(shape))(*shape)
-        _library().ece408_part_output(target, sizes, len(shape))
+        _library().ece408_part_output(target, _integers(shape), len(shape))
 
 
 def _described(array: Any) -> Array:
@@ -317,6 +343,54 @@ def _described(array: Any) -> Array:
 
     # The version of data is not read.
     return Array(pointer(array), array.shape, np.dtype(array.dtype).name, 0)
+
+
+# The header's uses of inputs.
+_WANTED, _AVERAGE, _SET_TO_1 = "wa1"
+
+
+class _Trained:
+    """A part's network with gradients."""
+
+    on_gpu: OnGpu | None = None
+
+    def __init__(
+        self, graph: Mapping[str, Any], wanted: Sequence[str], shapes: Sequence[tuple[int, ...]]
+    ) -> None:
+        from ..network import Array
+        from ..network.training import Training
+
+        self.outputs = len(graph["heads"])
+        self._names = [node["name"] for node in graph["nodes"] if node["op"] == "null"]
+        self._wanted = wanted
+        self._training = Training(json.dumps(graph), self._names, wanted)
+        # Not every layer's gradient is computed for every shape.
+        self._training.program([Array(0, shape, "float32", 0) for shape in shapes])
+
+    def uses(self) -> list[tuple[int, str]]:
+        """Return inputs and their uses."""
+        each = (
+            *((name, _WANTED) for name in self._wanted),
+            *((name, _AVERAGE) for name in self._training.averages),
+            *((name, _SET_TO_1) for name in self._training.fixed),
+        )
+        return [(self._names.index(name), use) for name, use in each]
+
+    def kinds(self, foreign: set[str]) -> str:
+        return DATA * len(self._names)
+
+    def make(self, sizes: Sequence[int], target: ctypes.c_void_p) -> None:
+        """Give the library the program for inputs of these types and shapes."""
+        code = self._training.program(list(_arrays(sizes)))
+        _give_shapes(code.output_shapes, target)
+        number = -next(_numbers)
+        made = _Made(
+            *(_address(code.for_images), None, number, len(code.for_images), 0),
+            *(code.arena_bytes, 0, 0, native.ISA_CODES[code.isa]),
+            *(code.steps.forward, code.saved_bytes),
+        )
+        _library().ece408_part_give(target, ctypes.byref(made))
+        _programs[number] = code.steps
 
 
 def _address(steps: Any) -> ctypes.c_void_p:
@@ -353,11 +427,13 @@ def _make(part: int, sizes: Any, count: int, target: int, is_call: int) -> int:
     return 1
 
 
-def _report(number: int, seconds: Any, count: int, status: int, step: int, kind: int) -> int:
+def _report(
+    number: int, seconds: Any, first: int, count: int, status: int, step: int, kind: int
+) -> int:
     def work() -> None:
         if status:
             raise program.failure(status, step, kind)
-        network.publish(_programs[number], seconds[:count])
+        network.publish(_programs[number].for_images[first:], seconds[:count])
 
     from .. import network
 

@@ -99,18 +99,6 @@ typedef struct ece408_others {
     int (*run)(const ece408_step* steps, int64_t count, void* const* bases, int threads, int isa,
                double* seconds, int64_t* failed);
     void (*use_workers)(int threads);
-    int (*batch_norm_forward)(const ece408_batch* batch, const float* x, const float* added,
-                              const float* gamma, const float* beta, float* y, float* mean,
-                              float* inverse, int threads, int isa);
-    int (*batch_norm_backward)(const ece408_batch* batch, const float* x, const float* y,
-                               const float* dy, const float* gamma, const float* mean,
-                               const float* inverse, float* dx, float* dadded, float* dgamma,
-                               float* dbeta, int threads, int isa);
-    int (*pool)(const ece408_windows* rows, const ece408_windows* columns, const float* heights,
-                const float* widths, int64_t planes, const float* x, float* y, int threads, int isa);
-    int (*pool_backward)(const ece408_windows* rows, const ece408_windows* columns,
-                         const float* heights, const float* widths, int64_t planes, const float* x,
-                         const float* y, const float* dy, float* dx, int threads, int isa);
 } ece408_others;
 
 /* Before the first call. Only nodes with the attribute `key` of this value are accepted. */
@@ -150,9 +138,10 @@ typedef struct ece408_part_functions {
     /* Makes a program by `ece408_part_output`, `ece408_part_keep` and `ece408_part_give`. `sizes` has for each input its type, by
      * MXNet's number, its number of dimensions, and these. Only failures in a call are reported. */
     int (*make)(int part, const int64_t* sizes, int64_t count, ece408_program* program, int is_call);
-    /* Takes the seconds of each step of a call, or the status of a step that failed, and its kind. */
-    int (*report)(int64_t program, const double* seconds, int64_t count, int status, int64_t step,
-                  int64_t kind);
+    /* Takes the seconds of each of `count` steps of a call from step `first` on, or the status of a step
+     * that failed, and its kind. */
+    int (*report)(int64_t program, const double* seconds, int64_t first, int64_t count, int status,
+                  int64_t step, int64_t kind);
     /* Ends a program, or what is kept. */
     int (*forget)(int64_t number);
     /* Ends a part. */
@@ -170,6 +159,13 @@ ECE408_EXPORT void ece408_part_use(const ece408_part_functions* functions);
  * `in_python`, Python computes it; its programs have only the shapes of outputs. */
 ECE408_EXPORT void ece408_part_open(int part, const char* kinds, const int* types, int arrays,
                                     int in_python);
+
+/* Gives the part gradients. Of `count` inputs: one whose gradient is wanted, in the order of the program's
+ * results; a moving average, for the results after these; and a gamma that training sets to 1. */
+#define ECE408_WANTED 'w'
+#define ECE408_AVERAGE 'a'
+#define ECE408_SET_TO_1 '1'
+ECE408_EXPORT void ece408_part_train(int part, const int* inputs, const char* uses, int count);
 
 /* Before calls with other arrays, of these kinds, and with no call in progress. */
 ECE408_EXPORT void ece408_part_forget(int part, const char* kinds);
@@ -199,11 +195,13 @@ typedef struct ece408_kept {
 ECE408_EXPORT int ece408_part_keep(ece408_program* program, const ece408_kept* made);
 
 /* A program that Python has made. Operands of its steps are in temporary memory, the inputs, the outputs,
- * and what is kept, by numbers. It also `reads_weights` from the inputs, or has `copied_bytes` of them. */
+ * and what is kept, by numbers. It also `reads_weights` from the inputs, or has `copied_bytes` of them. One
+ * with gradients has `forward_steps`, then those of the backward pass, and `saved_bytes` between them. */
 typedef struct ece408_made {
     const ece408_step* steps;
     const int64_t* kept;
     int64_t number, step_count, kept_count, arena_bytes, copied_bytes, reads_weights, isa;
+    int64_t forward_steps, saved_bytes;
 } ece408_made;
 
 /* Copies it; 0 if something is not kept any more. */

@@ -26,16 +26,6 @@ using mxnet::ext::MXTensor;
 // has already reported the reason.
 constexpr MXReturnValue kRefused = mxnet::ext::MX_FAIL;
 
-// Fractions are written as their bits: decimal text would follow the process's locale, which may
-// have a decimal comma.
-template <typename To, typename From>
-To with_bits_of(From from) {
-    static_assert(sizeof(To) == sizeof(From), "as many bits");
-    To value;
-    std::memcpy(&value, &from, sizeof value);
-    return value;
-}
-
 // Whether this process made the node; a node from a file may have any attributes.
 inline bool made_here(const Attributes& attributes) {
     const auto key = attributes.find("key");

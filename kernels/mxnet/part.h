@@ -69,6 +69,7 @@ struct ece408_program {
     std::vector<ece408_step> steps;
     std::vector<std::shared_ptr<ece408::Kept>> kept;
     int64_t arena_bytes = 0, copied_bytes = 0;
+    int64_t forward_steps = 0, saved_bytes = 0;  // of one with gradients
     int isa = 0;
     bool reads_weights = false;
     uint64_t generation = 0;  // of the settings
@@ -96,6 +97,18 @@ namespace ece408 {
 
 using Program = ece408_program;
 
+// The inputs of a part whose gradients are wanted, those that are moving averages, and those that
+// training sets to 1, as MXNet's BatchNorm does with a fixed gamma.
+struct Gradients {
+    std::vector<int> wanted, averages, ones;
+};
+
+// A call of a part with gradients, from its forward pass on: what its backward passes read.
+struct Recorded {
+    std::shared_ptr<Program> program;
+    Memory saved;
+};
+
 class Part {
 public:
     // `kinds` has the kind of each input; `types` are those of inputs and outputs.
@@ -115,6 +128,12 @@ public:
     size_t inputs() const { return inputs_; }
     size_t outputs() const { return types_.size() - inputs_; }
     int type(size_t array) const { return types_[array]; }
+    bool has_gradients() const { return has_gradients_; }
+    const Gradients& gradients() const { return gradients_; }
+    void set(Gradients gradients) {
+        gradients_ = std::move(gradients);
+        has_gradients_ = true;
+    }
 
     // Other arrays come, and no call is in progress.
     void forget(const std::string& kinds) { versions_.forget(kinds); }
@@ -169,17 +188,7 @@ public:
     MXReturnValue compute(std::vector<MXTensor>* in, std::vector<MXTensor>* out,
                           const mxnet::ext::OpResource& resource) {
         if (in_python_) return compute_in_python(*in, *out);
-        const uint64_t generation = this->generation();
-        auto made = find([&](const Program& each) {
-            return each.generation == generation && is_for(each, *in);
-        });
-        if (!made) {
-            std::vector<Sizes> sizes;
-            for (const MXTensor& array : *in) sizes.push_back(sizes_of(array.dtype, array.shape));
-            made = program(sizes, [](const auto& make) {
-                return run_python([&] { return make(1); });
-            });
-        }
+        const auto made = program_for(*in);
         if (!made) return kRefused;
         Memory own;
         const Bases bases = bases_of(*made, temporary(resource, made->arena_bytes, &own), *in, *out);
@@ -187,12 +196,78 @@ public:
         const Workers workers(is_whole_);
         const uint64_t version = versions_.of(*in);
         std::shared_lock<std::shared_mutex> reading(kept_);
-        if (made->is_of(version)) return run(*made, made->steps, bases);
+        if (made->is_of(version)) return run(*made, bases);
         // It stays locked for the call: another one may bring other weights.
         reading.unlock();
         const std::lock_guard<std::shared_mutex> writing(kept_);
         const MXReturnValue status = prepare(*made, version, bases);
-        return status == MX_SUCCESS ? run(*made, made->steps, bases) : status;
+        return status == MX_SUCCESS ? run(*made, bases) : status;
+    }
+
+    // The passes of a part with gradients. Operands are in temporary memory, the inputs, the gradients
+    // for the outputs, the outputs, the wanted gradients, the new averages, and what is saved.
+    MXReturnValue forward(std::vector<MXTensor>* in, std::vector<MXTensor>* out,
+                          const mxnet::ext::OpResource& resource, Recorded* call) {
+        auto made = program_for(*in);
+        if (!made) return kRefused;
+        if (!call->saved || call->program != made) {
+            give_back(call);
+            call->program = std::move(made);
+            call->saved = taken_arena(call->program->saved_bytes);
+        }
+        const Program& program = *call->program;
+        Memory own;
+        Bases bases{temporary(resource, program.arena_bytes, &own)};
+        if (!bases[0] || !call->saved) return kRefused;
+        for (const int place : gradients_.ones) {
+            const MXTensor& gamma = (*in)[static_cast<size_t>(place)];
+            std::fill_n(static_cast<float*>(gamma.data_ptr), gamma.size(), 1.f);
+        }
+        add(*in, &bases);
+        bases.resize(bases.size() + out->size(), nullptr);
+        add(*out, &bases);
+        bases.resize(bases.size() + gradients_.wanted.size() + gradients_.averages.size(), nullptr);
+        bases.push_back(call->saved.get());
+        return run(program, bases, 0, program.forward_steps);
+    }
+
+    // `in` are the gradients for the outputs, the inputs and the outputs.
+    MXReturnValue backward(const std::vector<MXTensor>& in, std::vector<MXTensor>* out,
+                           const mxnet::ext::OpResource& resource, const Recorded& call) {
+        if (!call.saved) return kRefused;
+        const Program& program = *call.program;
+        const auto average = [&](int place) -> const MXTensor& {
+            return in[outputs() + static_cast<size_t>(place)];
+        };
+        int64_t bytes = program.arena_bytes;
+        std::vector<int64_t> places;  // of new averages, which steps may read until the last one
+        for (const int place : gradients_.averages) {
+            places.push_back(bytes);
+            bytes += static_cast<int64_t>(average(place).size() * sizeof(float));
+        }
+        Memory own;
+        char* const arena = temporary(resource, bytes, &own);
+        if (!arena) return kRefused;
+        Bases bases{arena};
+        for (size_t i = 0; i < inputs_; i++) bases.push_back(in[outputs() + i].data_ptr);
+        for (size_t i = 0; i < outputs(); i++) bases.push_back(in[i].data_ptr);
+        bases.resize(bases.size() + outputs(), nullptr);
+        for (const int place : gradients_.wanted)
+            bases.push_back((*out)[static_cast<size_t>(place)].data_ptr);
+        for (const int64_t place : places) bases.push_back(arena + place);
+        bases.push_back(call.saved.get());
+        const auto last = static_cast<int64_t>(program.steps.size());
+        const MXReturnValue status = run(program, bases, program.forward_steps, last);
+        for (size_t i = 0; status == MX_SUCCESS && i < places.size(); i++) {
+            const MXTensor& moved = average(gradients_.averages[i]);
+            std::memcpy(moved.data_ptr, arena + places[i], moved.size() * sizeof(float));
+        }
+        return status;
+    }
+
+    // The memory of a call that nobody will ask for its gradients, for the next one.
+    void give_back(Recorded* call) {
+        if (call->saved) keep_arena(std::move(call->saved), call->program->saved_bytes);
     }
 
     // A call on the caller's thread, without MXNet's engine, by handles. 1, with new arrays in
@@ -230,7 +305,7 @@ public:
         if (!arena) return 0;
         for (const auto& each : made->kept) bases.push_back(each->memory.get());
         const Workers workers(true);
-        const MXReturnValue status = run(*made, made->steps, bases);
+        const MXReturnValue status = run(*made, bases);
         keep_arena(std::move(arena), made->arena_bytes);
         return status == MX_SUCCESS ? 1 : 0;
     }
@@ -274,6 +349,18 @@ private:
                                           results.data());
         });
         return is_done ? MX_SUCCESS : kRefused;
+    }
+
+    // The program for the inputs of a call by MXNet; null if Python has reported why not.
+    std::shared_ptr<Program> program_for(const std::vector<MXTensor>& in) {
+        const uint64_t generation = this->generation();
+        const auto known = find([&](const Program& each) {
+            return each.generation == generation && is_for(each, in);
+        });
+        if (known) return known;
+        std::vector<Sizes> sizes;
+        for (const MXTensor& array : in) sizes.push_back(sizes_of(array.dtype, array.shape));
+        return program(sizes, [](const auto& make) { return run_python([&] { return make(1); }); });
     }
 
     // The first program for which `is_right`, which becomes the first of all.
@@ -341,11 +428,15 @@ private:
         }
     }
 
+    static void add(const std::vector<MXTensor>& arrays, Bases* bases) {
+        for (const MXTensor& array : arrays) bases->push_back(array.data_ptr);
+    }
+
     static Bases bases_of(const Program& program, char* arena, const std::vector<MXTensor>& in,
                           const std::vector<MXTensor>& out) {
         Bases bases{arena};
-        for (const MXTensor& array : in) bases.push_back(array.data_ptr);
-        for (const MXTensor& array : out) bases.push_back(array.data_ptr);
+        add(in, &bases);
+        add(out, &bases);
         for (const auto& each : program.kept) bases.push_back(each->memory.get());
         return bases;
     }
@@ -360,7 +451,8 @@ private:
             Bases own(bases.begin(), bases.begin() + 1 + static_cast<int64_t>(inputs_));
             for (const auto& each : kept->before) own.push_back(each->memory.get());
             own.push_back(kept->memory.get());
-            const MXReturnValue status = run(program, kept->steps, own);
+            const auto count = static_cast<int64_t>(kept->steps.size());
+            const MXReturnValue status = run(program, kept->steps.data(), count, own, -1);
             if (status != MX_SUCCESS) return status;
             const auto is_packed = [&](int64_t place) {
                 return *reinterpret_cast<const int32_t*>(kept->memory.get() + place) == 1;
@@ -371,24 +463,36 @@ private:
         return MX_SUCCESS;
     }
 
-    static MXReturnValue run(const Program& program, const std::vector<ece408_step>& steps,
-                             const Bases& bases) {
-        const bool is_timed = plans().logs() && &steps == &program.steps;
-        std::vector<double> seconds(is_timed ? steps.size() : 0);
+    static MXReturnValue run(const Program& program, const Bases& bases) {
+        return run(program, bases, 0, static_cast<int64_t>(program.steps.size()));
+    }
+
+    // The steps of a program from `first` to before `last`.
+    static MXReturnValue run(const Program& program, const Bases& bases, int64_t first,
+                             int64_t last) {
+        return run(program, program.steps.data() + first, last - first, bases, first);
+    }
+
+    // Steps, of which the first has this number in the program; a negative one if they are others.
+    static MXReturnValue run(const Program& program, const ece408_step* steps, int64_t count,
+                             const Bases& bases, int64_t first) {
+        const bool is_timed = plans().logs() && first >= 0;
+        std::vector<double> seconds(is_timed ? static_cast<size_t>(count) : 0);
         int64_t failed = 0;
-        const auto count = static_cast<int64_t>(steps.size());
         const int status =
-            plans().others().run(steps.data(), count, bases.data(), plans().threads(), program.isa,
+            plans().others().run(steps, count, bases.data(), plans().threads(), program.isa,
                                  is_timed ? seconds.data() : nullptr, &failed);
         if (status == ECE408_OK && !is_timed) return MX_SUCCESS;
         const int is_done = run_python([&] {
-            return part_functions.report(program.number, seconds.data(), is_timed ? count : 0,
-                                         status, failed, steps.empty() ? -1 : steps[failed].kind);
+            return part_functions.report(program.number, seconds.data(), first,
+                                         is_timed ? count : 0, status, failed,
+                                         count == 0 ? -1 : steps[failed].kind);
         });
         return status == ECE408_OK && is_done ? MX_SUCCESS : kRefused;
     }
 
-    // Memory of a direct call: that of the last one if it is large enough.
+    // Memory of a direct call, or of what is saved for gradients: that of the last one if it is large
+    // enough.
     Memory taken_arena(int64_t bytes) {
         const std::lock_guard<std::mutex> lock(mutex_);
         if (arena_bytes_ < bytes || !arena_) return memory_of(bytes);
@@ -405,6 +509,8 @@ private:
     const std::vector<int> types_;
     const size_t inputs_;
     const bool in_python_;
+    Gradients gradients_;
+    bool has_gradients_ = false;
     std::atomic<bool> is_whole_{false};  // whether it is a whole graph, whose calls can be direct
     Versions versions_;
     std::shared_mutex kept_;  // protects what programs keep of weights

@@ -90,21 +90,67 @@ MXReturnValue infer_part_shapes(const Attributes& attributes, std::vector<Shape>
 class Node : public mxnet::ext::CustomStatefulOp {
 public:
     explicit Node(std::shared_ptr<Part> part) : part_(std::move(part)) {}
+    Node(const Node&) = delete;
+    ~Node() override { part_->give_back(&last_); }
 
     MXReturnValue Forward(std::vector<MXTensor>* in, std::vector<MXTensor>* out,
                           const OpResource& resource) override {
-        return part_->compute(in, out, resource);
+        return part_->has_gradients() ? part_->forward(in, out, resource, &last_)
+                                      : part_->compute(in, out, resource);
     }
 
-    // Graphs with such a node never run with gradients.
-    MXReturnValue Backward(std::vector<MXTensor>*, std::vector<MXTensor>*,
-                           const OpResource&) override {
-        return kRefused;
+    MXReturnValue Backward(std::vector<MXTensor>* in, std::vector<MXTensor>* out,
+                           const OpResource& resource) override {
+        return part_->backward(*in, out, resource, last_);
     }
 
 private:
     const std::shared_ptr<Part> part_;
+    ece408::Recorded last_;
 };
+
+// Of the backward pass: its inputs are the gradients for the outputs, the inputs, and the outputs.
+MXReturnValue parse_backward(const Attributes& attributes, int* inputs, int* outputs) {
+    const MXReturnValue status = parse(attributes, outputs, inputs);
+    *inputs = 2 * *inputs + *outputs;
+    return status;
+}
+
+MXReturnValue infer_backward_types(const Attributes&, std::vector<int>* in, std::vector<int>* out) {
+    for (std::vector<int>* types : {in, out}) types->assign(types->size(), mxnet::ext::kFloat32);
+    return MX_SUCCESS;
+}
+
+MXReturnValue infer_backward_shapes(const Attributes& attributes, std::vector<Shape>* in,
+                                    std::vector<Shape>* out) {
+    const auto found = part_of(attributes);
+    if (!found || in->size() != 2 * found->outputs() + found->inputs()) return kRefused;
+    const auto first = in->begin() + static_cast<int64_t>(found->outputs());
+    const auto last = first + static_cast<int64_t>(found->inputs());
+    out->assign(first, last);
+    std::copy(last, in->end(), in->begin());
+    return MX_SUCCESS;
+}
+
+// The inputs that are moving averages.
+MXReturnValue moving(const Attributes& attributes, std::vector<int>* inputs) {
+    const auto found = part_of(attributes);
+    if (!found) return kRefused;
+    *inputs = found->gradients().averages;
+    return MX_SUCCESS;
+}
+
+MXReturnValue moving_backward(const Attributes& attributes, std::vector<int>* inputs) {
+    const MXReturnValue status = moving(attributes, inputs);
+    if (status != MX_SUCCESS) return status;
+    for (int& each : *inputs) each += static_cast<int>(part_of(attributes)->outputs());
+    return MX_SUCCESS;
+}
+
+MXReturnValue refuse(const Attributes&, std::vector<MXTensor>*, std::vector<MXTensor>*,
+                     const OpResource&) {
+    return kRefused;
+}
 
 MXReturnValue create_node(const Attributes& attributes, const mxnet::ext::MXContext&,
                           const std::vector<Shape>& shapes, const std::vector<int>,
@@ -119,9 +165,33 @@ REGISTER_OP(ece408_part)
     .setParseAttrs(parse)
     .setInferType(infer_part_types)
     .setInferShape(infer_part_shapes)
+    .setMutateInputs(moving)
     .setCreateOpState(create_node, "cpu");
 
+// MXNet asks a library's operator for the inputs that only its forward pass writes, but the averages
+// move in the backward pass, as MXNet's own do. It registers that pass as an operator of its own; a
+// second registration changes the first, and as it is for GPUs, the CPU's stays: Backward, above.
+REGISTER_OP(_backward_ece408_part)
+    .setParseAttrs(parse_backward)
+    .setInferType(infer_backward_types)
+    .setInferShape(infer_backward_shapes)
+    .setMutateInputs(moving_backward)
+    .setForward(refuse, "gpu");
+
 }  // namespace
+
+// In the place of lib_api's (setup.py), which allocates the numbers each time. MXNet asks whenever it lists a
+// graph's inputs, copies the numbers at once, and never frees them.
+int _opCallMutateInputs(mxnet::ext::mutateInputs_t mutate, const char* const* keys,
+                        const char* const* values, int count, int** numbers, int* size) {
+    thread_local std::vector<int> found;
+    Attributes attributes;
+    for (int i = 0; i < count; i++) attributes[keys[i]] = values[i];
+    const MXReturnValue status = mutate(attributes, &found);
+    *numbers = found.data();
+    *size = static_cast<int>(found.size());
+    return status;
+}
 
 void ece408_part_use(const ece408_part_functions* functions) {
     ece408::part_functions = *functions;
@@ -132,6 +202,17 @@ void ece408_part_open(int number, const char* kinds, const int* types, int array
         number, kinds, std::vector<int>(types, types + arrays), in_python != 0);
     const std::lock_guard<std::mutex> lock(parts().mutex);
     parts().all[number] = made;
+}
+
+void ece408_part_train(int number, const int* inputs, const char* uses, int count) {
+    ece408::Gradients found;
+    for (int i = 0; i < count; i++) {
+        auto& taken = uses[i] == ECE408_WANTED    ? found.wanted
+                      : uses[i] == ECE408_AVERAGE ? found.averages
+                                                  : found.ones;
+        taken.push_back(inputs[i]);
+    }
+    if (const auto opened = part(number)) opened->set(std::move(found));
 }
 
 void ece408_part_forget(int number, const char* kinds) {
@@ -170,6 +251,8 @@ int ece408_part_give(ece408_program* program, const ece408_made* made) {
     program->steps.assign(made->steps, made->steps + made->step_count);
     program->arena_bytes = made->arena_bytes;
     program->copied_bytes = made->copied_bytes;
+    program->forward_steps = made->forward_steps;
+    program->saved_bytes = made->saved_bytes;
     program->isa = static_cast<int>(made->isa);
     program->reads_weights = made->reads_weights != 0;
     // What was kept for this program lives until it is found below.

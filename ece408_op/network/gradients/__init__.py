@@ -7,7 +7,7 @@ array gets from its uses is summed in reverse order of these.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from ...errors import UnsupportedProblem
@@ -26,18 +26,40 @@ _SUMS = ("elemwise_add", "_plus", "_Plus", "_add")
 class Joint:
     """A graph with its gradients. The nodes from number `backward` on are the backward pass; its
     variables there are the gradients for the outputs. Its heads are the `outputs` first ones, the
-    wanted gradients, and new values of the moving averages, the variables `averages`."""
+    wanted gradients, and new values of the moving averages, the variables `averages`. MXNet sets
+    the variables `fixed` to 1."""
 
     graph: Graph
     backward: int
     outputs: int
     averages: tuple[str, ...]
+    fixed: tuple[str, ...]
 
 
 def differentiate(graph: Graph, wanted: Sequence[str], train: bool = True) -> Joint:
     """Return the graph with gradients for the variables in `wanted`, in training mode or not.
     Raises `UnsupportedProblem` for operators whose gradients are not computed."""
     return _Pass(graph, wanted, train).joint()
+
+
+def why_not_trained(op: str, attributes: Mapping[str, str]) -> str | None:
+    """Return why a part that trains cannot have a node of MXNet's operator `op`, or `None` if it
+    can."""
+    node = Node(op, op, attributes, ())
+    if node.kind not in RULES and op not in _CONSTANT:
+        return "its gradient is not computed"
+    cut = node.read.text("pooling_convention", "valid") == "full"
+    if cut and node.read.text("pool_type", "max") == "avg":
+        return "MXNet's gradient is another one than that of its averages of cut windows"
+    return _why_not(node, True)
+
+
+def _why_not(node: Node, train: bool) -> str | None:
+    if train and node.op == "Dropout" and node.read.number("p", 0.5) > 0:
+        return "dropout is not computed in training"
+    if node.read.text("act_type", "") == "rrelu":
+        return "the gradient of rrelu is not computed"
+    return None
 
 
 class _Pass:
@@ -83,14 +105,10 @@ class _Pass:
         names, averages = self._averages()
         heads = (*self._heads, *gradients, *averages)
         graph = Graph(tuple(tape.nodes), heads)
-        return Joint(graph, backward, len(self._heads), names)
+        return Joint(graph, backward, len(self._heads), names, self._fixed())
 
     def _check(self, node: Node) -> None:
-        reason = why_not(node.op, node.attributes)
-        if self._train and node.op == "Dropout" and node.read.number("p", 0.5) > 0:
-            reason = "dropout is not computed in training"
-        if node.read.text("act_type", "") == "rrelu":
-            reason = "the gradient of rrelu is not computed"
+        reason = why_not(node.op, node.attributes) or _why_not(node, self._train)
         if reason is not None:
             raise UnsupportedProblem(f"{node.op} {node.name}: {reason}")
 
@@ -171,6 +189,12 @@ class _Pass:
     def _add(self, entry: Entry, gradient: Entry) -> None:
         found = self._found.setdefault(entry.node, {})
         found[entry.output] = self._tape.added(found.get(entry.output), gradient)
+
+    def _fixed(self) -> tuple[str, ...]:
+        """Return the variables that are fixed gammas of a normalisation by the batch's averages."""
+        gammas = [norm.inputs[1] for norm, _ in self._moving if norm.read.flag("fix_gamma", True)]
+        nodes = [self._graph.nodes[gamma.node] for gamma in gammas]
+        return tuple(dict.fromkeys(node.name for node in nodes if node.op == "null"))
 
     def _averages(self) -> tuple[tuple[str, ...], list[Entry]]:
         """Return the variables that are moving averages, and their new values."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from functools import partial
 
 from ...errors import UnsupportedProblem
 from ...problem import ConvProblem
@@ -17,7 +18,7 @@ from ..operators.operator import axis_of, channels_of
 from ..operators.pooling import as_planes, axes_of, reduced, windows_of
 from ..operators.rows import of_labels
 from ..terms import Term, leaf
-from ..values import Plan, Value
+from ..values import Value
 
 
 def lower(builder: Builder, node: Node, operands: list[Operand]) -> list[Operand]:
@@ -60,8 +61,7 @@ def _data_gradient(builder: Builder, attributes: Attributes, operands: list[Oper
         made = Convolution(builder.node, False, shape, problem, *read, None)
         return combined(builder, "add", [onto[0], made]) if onto else made
     arrays = {"w": builder.dense(w), "x": builder.dense(dy)}
-    plan = builder.lowering.data_gradient
-    return _accumulated(builder, lambda adds: plan(problem, adds), shape, arrays, onto)
+    return _accumulated(builder, attributes, "backward_data", problem, shape, arrays, onto)
 
 
 def _weight_gradient(builder: Builder, attributes: Attributes, operands: list[Operand]) -> Operand:
@@ -72,22 +72,28 @@ def _weight_gradient(builder: Builder, attributes: Attributes, operands: list[Op
     if attributes.text("of", "") == "Deconvolution":
         x, dy = dy, x
     arrays = {"x": builder.dense(x), "dy": builder.dense(dy)}
-    plan = builder.lowering.weight_gradient
-    return _accumulated(builder, lambda adds: plan(problem, adds), w.shape, arrays, onto)
+    return _accumulated(builder, attributes, "backward_weight", problem, w.shape, arrays, onto)
 
 
 def _accumulated(
     builder: Builder,
-    plan: Callable[[bool], Plan],
+    attributes: Attributes,
+    direction: str,
+    problem: ConvProblem,
     shape: tuple[int, ...],
     arrays: dict[str, Value],
     onto: list[Operand],
 ) -> Operand:
     """Emit a gradient of a convolution, added to an array if one is given."""
+    lowering = builder.lowering
+    of_data = direction == "backward_data"
+    plan = lowering.data_gradient if of_data else lowering.weight_gradient
+    logged = problem if attributes.text("of", "") == "ece408_conv" else None
+    emit = partial(builder.emit, problem=logged, direction=direction)
     total = [builder.value(each) for each in onto]
-    if total and builder.lowering.accumulates and builder.is_free(total[0]):
-        return builder.emit(plan(True), total[0], {**arrays, "onto": total[0]})
-    made = builder.emit(plan(False), builder.empty(shape, False), arrays)
+    if total and lowering.accumulates and builder.is_free(total[0]):
+        return emit(plan(problem, True), total[0], {**arrays, "onto": total[0]})
+    made = emit(plan(problem, False), builder.empty(shape, False), arrays)
     return combined(builder, "add", [total[0], made]) if total else made
 
 

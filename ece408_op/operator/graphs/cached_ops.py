@@ -17,8 +17,6 @@ import threading
 from collections.abc import Collection, Sequence
 from typing import Any
 
-import numpy as np
-
 from ...errors import Ece408Error
 from .. import array_memory, autograd_state, compiled_operator, parts_at_work
 from ..parts_at_work import DirectCalls, Parts
@@ -29,7 +27,7 @@ from . import (
     guards,
     partition,
     parts,
-    training_graphs,
+    training_parts,
 )
 from .graph_json import Graph
 
@@ -168,8 +166,8 @@ class DualCachedOp:
             without = [n for n in self._without if not autograd_state.has_gradient(arrays[n])]
             if len(without) < len(self._without) or self._adds != autograd_state.may_add():
                 self._without, self._adds = without, autograd_state.may_add()
-                self._compiled.pop((False, True, ""), None)
-        key = on_gpu, trains, "" if on_gpu or trains else parts_at_work.mode()
+                self._compiled = {key: op for key, op in self._compiled.items() if not key[1]}
+        key = on_gpu, trains, "" if on_gpu else parts_at_work.mode()
         if key not in self._compiled:
             found = None
             with compiled_graphs.ONE_AT_A_TIME, contextlib.suppress(*compiled_graphs.failures()):
@@ -184,13 +182,12 @@ class DualCachedOp:
         shapes = {name: array.shape for name, array in inputs.items()}
         opened = None
         if trains:
-            only_float32 = all(array.dtype == np.float32 for array in arrays)
             without = {self._names[number] for number in self._without}
             wanted = set(self._names) - without - set(self._symbol.list_auxiliary_states())
             # It is unknown which gradients are to be added.
             added = wanted if self._adds else ()
-            found = training_graphs.compiled(
-                self._symbol, self._graph, shapes, wanted, added, only_float32
+            found, opened = training_parts.compiled(
+                self._symbol, self._graph, inputs, wanted, added, self._data or None
             )
         elif on_gpu:
             found = compiled_graphs.compiled(self._symbol, self._graph, shapes)

@@ -6,16 +6,13 @@ import os
 import threading
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from typing import Any, Callable
+from typing import Any
 
 from ...errors import Ece408Error
 from .. import compiled_operator
 from ..conv_attributes import ConvAttributes
 from . import graph_json
 from .graph_json import Graph, Node
-
-# Returns an equivalent graph with fewer nodes; it may change the given one.
-Fuse = Callable[[Graph], Graph]
 
 # MXNet's memory is corrupted if threads bind one Symbol, or copies of it, or infer its shapes, at
 # the same time.
@@ -43,13 +40,12 @@ def compiled(
     symbol: Any,
     graph: Graph,
     shapes: Mapping[str, Sequence[int]],
-    fuse: Fuse | None = None,
     gradients: Mapping[int, str] | None = None,
 ) -> Any:
     """Return the graph of `symbol` as a Symbol with `ece408_convolution` for our operator, or
     `None`.
 
-    `fuse` fuses further nodes into ours. `gradients` maps our nodes' numbers to the gradients that
+    `gradients` maps our nodes' numbers to the gradients that
     they compute (default: all). With nodes of parts, arguments may come in another order, and
     moving averages are arguments.
 
@@ -77,10 +73,7 @@ def compiled(
         else dict(node)
         for number, node in enumerate(nodes)
     ]
-    result = {**graph, "nodes": nodes}
-    if fuse is not None:
-        result = fuse(result)
-    found = graph_json.write(result, symbol)
+    found = graph_json.write({**graph, "nodes": nodes}, symbol)
     return found if Counter(found.list_inputs()) == Counter(inputs) else None
 
 

@@ -28,7 +28,7 @@ from . import (
     guards,
     partition,
     parts,
-    training_graphs,
+    training_parts,
 )
 from .graph_inference import Shapes
 from .graph_json import Graph
@@ -172,7 +172,7 @@ class _Substitutes:
         """Return the substitute of `executor`, or `None`."""
         if executor._monitor_callback is not None:
             return None
-        key = is_train, "" if is_train else parts_at_work.mode()
+        key = is_train, parts_at_work.mode()
         if key not in self._made:
             found = None
             with compiled_graphs.ONE_AT_A_TIME, contextlib.suppress(*compiled_graphs.failures()):
@@ -191,7 +191,6 @@ class _Substitutes:
             return None
         given, all_gradients, own_states = getattr(executor, _BOUND).named(symbol)
         arrays = {**given, **own_states}
-        only_float32 = all(array.dtype == np.float32 for array in arrays.values())
         shapes = {name: array.shape for name, array in given.items()}
         graph = graph_inference.with_known_sources(symbol, graph, shapes)
         gradients: dict[str, Any] = {}
@@ -200,16 +199,16 @@ class _Substitutes:
             requests = _requests(executor, all_gradients)
             gradients = {name: all_gradients[name] for name in requests}
             added = [name for name, request in requests.items() if request == "add"]
-            found = training_graphs.compiled(symbol, graph, shapes, gradients, added, only_float32)
+            found, opened = training_parts.compiled(symbol, graph, arrays, gradients, added)
         elif is_train:
             return None
         else:
             found, opened = partition.with_parts(symbol, graph, arrays)
             if opened is None and self._is_compiled:
                 return None
-            if opened is not None:
-                opened.forget({name: arrays[name] for name in opened.parameters})
-                self._parts.append(opened)
+        if opened is not None:
+            opened.forget({name: arrays[name] for name in opened.parameters})
+            self._parts.append(opened)
         if found is None:
             return None
         return _second(executor, found, arrays, gradients, requests)

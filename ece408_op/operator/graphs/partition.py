@@ -128,9 +128,11 @@ def choose(
     types: Mapping[str, Any] | None = None,
     on: str = "gpu",
     only_ours: bool = False,
+    trains: bool = False,
 ) -> Choice:
     """Choose the largest parts of an unpartitioned Symbol that can run `on` the "gpu" or the "cpu".
-    With `only_ours` these are convolutions of this package, and what belongs to them.
+    With `only_ours` these are convolutions of this package, and what belongs to them; a network
+    that `trains` needs their gradients.
 
     `data` are the names of the inputs that are no parameters; without it, parameters are the
     variables that layers take as such. Given the shapes and types of inputs by name, a node is
@@ -146,7 +148,9 @@ def choose(
         used = _used(graph)
         for number, node in enumerate(nodes):
             if node["op"] != "null":
-                reasons[number] = _why_not(node, on) or _why_not_here(node, used[number], known)
+                reasons[number] = _why_not(node, on, trains) or _why_not_here(
+                    node, used[number], known
+                )
     goes = [node["op"] != "null" and not reason for node, reason in zip(nodes, reasons)]
     parameters = _parameters(graph, symbol, data)
     if only_ours:
@@ -188,6 +192,12 @@ def with_known_sources(symbol: Any, arrays: Mapping[str, Any]) -> Any:
     return graph_json.write(graph_inference.with_known_sources(symbol, graph, shapes), symbol)
 
 
+def can_have_parts(arrays: Iterable[Any]) -> bool:
+    """Return whether a graph on these arrays can have parts on the CPU under the settings."""
+    only_float32 = all(array.dtype == np.float32 for array in arrays)
+    return only_float32 and compiled_operator.missing() is None and bool(parts_at_work.mode())
+
+
 def with_parts(
     symbol: Any, graph: Graph, arrays: Mapping[str, Any], data: Collection[str] | None = None
 ) -> tuple[Any, Parts | None]:
@@ -195,8 +205,7 @@ def with_parts(
     `compiled_graphs.compiled`, and its parts, if any: convolutions of this package, and what
     belongs to them, one node each. `data` are the names of the inputs that are no parameters, if
     known. Keep the parts as long as the graph."""
-    only_float32 = all(array.dtype == np.float32 for array in arrays.values())
-    if compiled_operator.missing() is None and only_float32 and parts_at_work.mode():
+    if can_have_parts(arrays.values()):
         known = graph_json.write(graph, symbol)
         choice = choose_for(known, arrays, data, on="cpu", only_ours=True)
         return in_parts(choice, arrays, Parts())
@@ -346,8 +355,8 @@ def _why_none(graph: Graph, symbol: Any) -> str | None:
 _BACKENDS = {"gpu": ("None", "cuda", "emulator"), "cpu": ("None", "cpu")}
 
 
-def _why_not(node: Node, on: str) -> str | None:
-    """Return why a node cannot run `on` a machine, or `None` if it can."""
+def _why_not(node: Node, on: str, trains: bool) -> str | None:
+    """Return why a node cannot run, or train, `on` a machine, or `None` if it can."""
     from ... import network
 
     attributes = node.get("attrs", {})
@@ -363,7 +372,8 @@ def _why_not(node: Node, on: str) -> str | None:
             return f"kernel {kernel} is requested"
         if attributes.get("precision") == "strict" != settings.precision():
             return "precision=strict is requested"
-    return network.why_not(node["op"], attributes)
+    reason = network.why_not(node["op"], attributes)
+    return network.why_not_trained(node["op"], attributes) if trains and not reason else reason
 
 
 def _why_not_together(
