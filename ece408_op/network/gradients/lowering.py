@@ -43,9 +43,13 @@ def _term(builder: Builder, attributes: Attributes, operands: list[Operand]) -> 
 
 
 def _problem(builder: Builder, attributes: Attributes, x: Operand) -> ConvProblem:
+    """Return the convolution whose gradients are computed. For a fully connected layer these are
+    products of matrices, which are faster as those of other arrays: w is an image with a pixel for
+    each input, and dy are the weights of a 1x1 convolution of it whose result is dx."""
     of = attributes.text("of", "")
     if of == "FullyConnected":
-        return dense_problem_of(attributes, x.shape)
+        problem = dense_problem_of(attributes, x.shape)
+        return ConvProblem(1, problem.filters, 1, problem.channels, problem.batch, (1, 1))
     if of == "Deconvolution":
         return transposed_problem_of(attributes, x.shape)
     return problem_of(builder.node, attributes, x.shape)
@@ -54,10 +58,11 @@ def _problem(builder: Builder, attributes: Attributes, x: Operand) -> ConvProble
 def _data_gradient(builder: Builder, attributes: Attributes, operands: list[Operand]) -> Operand:
     """From w, dy, like x, and what to add it to, if given."""
     w, dy, x, *onto = operands
-    problem, shape = _problem(builder, attributes, x), x.shape
+    problem, shape, of = _problem(builder, attributes, x), x.shape, attributes.text("of", "")
     builder.drop(x)
-    if attributes.text("of", "") == "Deconvolution":
-        read = builder.dense(dy), builder.dense(w)
+    if of in ("Deconvolution", "FullyConnected"):
+        image, weights = (dy, w) if of == "Deconvolution" else (w, dy)
+        read = builder.dense(image), builder.dense(weights)
         made = Convolution(builder.node, False, shape, problem, *read, None)
         return combined(builder, "add", [onto[0], made]) if onto else made
     arrays = {"w": builder.dense(w), "x": builder.dense(dy)}
@@ -67,12 +72,15 @@ def _data_gradient(builder: Builder, attributes: Attributes, operands: list[Oper
 def _weight_gradient(builder: Builder, attributes: Attributes, operands: list[Operand]) -> Operand:
     """From x, dy, like w, and what to add it to, if given."""
     x, dy, w, *onto = operands
-    problem = _problem(builder, attributes, x)
+    problem, of = _problem(builder, attributes, x), attributes.text("of", "")
     builder.drop(w)
-    if attributes.text("of", "") == "Deconvolution":
+    if of == "Deconvolution":
         x, dy = dy, x
-    arrays = {"x": builder.dense(x), "dy": builder.dense(dy)}
-    return _accumulated(builder, attributes, "backward_weight", problem, w.shape, arrays, onto)
+    direction, names = "backward_weight", ("x", "dy")
+    if of == "FullyConnected":
+        direction, names = "backward_data", ("x", "w")
+    arrays = dict(zip(names, (builder.dense(x), builder.dense(dy))))
+    return _accumulated(builder, attributes, direction, problem, w.shape, arrays, onto)
 
 
 def _accumulated(
