@@ -90,8 +90,7 @@ class Network:
         clock: Callable[[], float] = time.perf_counter,
         on: str = "gpu",
     ) -> None:
-        # relu is part of the operator before it.
-        self._graph = Graph.parse(symbol_json).pooled_first(("tanh", "sigmoid"))
+        self._graph = Graph.parse(symbol_json).pooled_first()
         self._graph.check_inputs(names)
         self._names = tuple(names)
         for _, node in self._graph.computed:

@@ -34,7 +34,7 @@ class Training:
     def __init__(
         self, symbol_json: str, names: Sequence[str], wanted: Sequence[str], train: bool = True
     ) -> None:
-        graph = Graph.parse(symbol_json).pooled_first(("relu", "tanh", "sigmoid"))
+        graph = Graph.parse(symbol_json).pooled_first()
         graph.check_inputs(names)
         self._joint = differentiate(graph, wanted, train)
         self._names, self._wanted = tuple(names), tuple(wanted)

@@ -37,15 +37,16 @@ struct Layer {
     ece408_problem problem{};  // batch, channels, height and width are the data's
 
     size_t inputs() const { return 2 + bias; }
-    bool only_float32() const { return false; }
 
+    // False for attributes that this process did not write.
     bool read(const Attributes& attributes);
+    // Completes the inputs' shapes and sets the output's, or refuses them.
     bool infer(std::vector<Shape>* in, Shape* out) const;
 };
 
 bool Layer::read(const Attributes& attributes) {
     const auto layer = attributes.find("layer");
-    if (layer == attributes.end()) return false;
+    if (!made_here(attributes) || layer == attributes.end()) return false;
     description = layer->second;
     long long n[12];
     const int found = std::sscanf(
@@ -87,7 +88,9 @@ Shape shape_of(const Layer& layer, int64_t first, int64_t second, int64_t height
 
 bool Layer::infer(std::vector<Shape>* in, Shape* out) const {
     ece408_problem p;
-    if (!set_data(*this, (*in)[0], &p) || !ece408::valid(p)) return false;
+    if (in->size() != inputs() || !are_sizes((*in)[0]) || !set_data(*this, (*in)[0], &p) ||
+        !ece408::valid(p))
+        return false;
     const ece408::Shape s = ece408::derive(p);
     if (!is_size(s.out_height) || !is_size(s.out_width)) return false;
     (*in)[1] = shape_of(*this, s.filters, s.group_channels, s.kernel_h, s.kernel_w);
@@ -98,8 +101,6 @@ bool Layer::infer(std::vector<Shape>* in, Shape* out) const {
 
 class Convolution : public mxnet::ext::CustomStatefulOp {
 public:
-    using Node = Layer;
-
     // Python chooses the kernel here already: on a GPU it prepares what the first call would wait
     // for.
     Convolution(const Layer& layer, const std::vector<Shape>& shapes, const std::vector<int>& types,
@@ -240,11 +241,54 @@ private:
     Planned last_;
 };
 
+MXReturnValue parse(const Attributes& attributes, int* inputs, int* outputs) {
+    Layer layer;
+    if (!layer.read(attributes)) return kRefused;
+    *inputs = static_cast<int>(layer.inputs());
+    *outputs = 1;
+    return MX_SUCCESS;
+}
+
+// All arrays have one type.
+MXReturnValue infer_types(const Attributes&, std::vector<int>* in, std::vector<int>* out) {
+    int common = kUnknownType;
+    for (int type : *in) {
+        if (type == kUnknownType) continue;
+        if (type > mxnet::ext::kFloat16 || (common != kUnknownType && type != common)) return kRefused;
+        common = type;
+    }
+    in->assign(in->size(), common);
+    (*out)[0] = common;
+    return MX_SUCCESS;
+}
+
+MXReturnValue infer_shapes(const Attributes& attributes, std::vector<Shape>* in,
+                           std::vector<Shape>* out) {
+    Layer layer;
+    return layer.read(attributes) && layer.infer(in, &(*out)[0]) ? MX_SUCCESS : kRefused;
+}
+
+// The shapes and types are checked once more: from then on the arrays must match.
+MXReturnValue create(const Attributes& attributes, const mxnet::ext::MXContext& context,
+                     const std::vector<Shape>& shapes, const std::vector<int> types,
+                     mxnet::ext::CustomStatefulOp** made) {
+    Layer layer;
+    std::vector<Shape> needed = shapes;
+    std::vector<int> common = types, out_type{kUnknownType};
+    Shape out_shape;
+    if (!layer.read(attributes) || infer_types(attributes, &common, &out_type) != MX_SUCCESS ||
+        common != types || out_type[0] == kUnknownType || !layer.infer(&needed, &out_shape) ||
+        needed != shapes)
+        return kRefused;
+    *made = mxnet::ext::CustomStatefulOp::create<Convolution>(layer, shapes, types, context);
+    return MX_SUCCESS;
+}
+
 REGISTER_OP(ece408_convolution)
-    .setParseAttrs(parse_attributes<Layer>)
-    .setInferType(infer_types<Layer>)
-    .setInferShape(infer_shapes<Layer>)
-    .setCreateOpState(create<Convolution>, "cpu")
-    .setCreateOpState(create<Convolution>, "gpu");
+    .setParseAttrs(parse)
+    .setInferType(infer_types)
+    .setInferShape(infer_shapes)
+    .setCreateOpState(create, "cpu")
+    .setCreateOpState(create, "gpu");
 
 }  // namespace

@@ -265,7 +265,7 @@ public:
         return status;
     }
 
-    // The memory of a call that nobody will ask for its gradients, for the next one.
+    // The memory of a call that has no more backward passes, for the next one.
     void give_back(Recorded* call) {
         if (call->saved) keep_arena(std::move(call->saved), call->program->saved_bytes);
     }

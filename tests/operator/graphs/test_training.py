@@ -178,6 +178,20 @@ def test_gradients_of_infinite_and_undefined_numbers(mx, rng):
         np.testing.assert_array_equal(found, expected)
 
 
+@pytest.mark.parametrize("kind", ["tanh", "sigmoid", "relu", "softrelu"])
+def test_functions_before_pooling(mx, rng, kind):
+    """Some are computed after it."""
+
+    def between(x):
+        return mx.sym.Activation(x, act_type=kind, name="function")
+
+    window = {"kernel": (3, 3), "stride": (2, 2), "pad": (1, 1)}
+    x = rng.normal(0, 1, (3, 4, 9, 11))
+    native, ours, _ = _gradients_of_pooling(mx, rng, x, between=between, **window)
+    for found, expected in zip(ours, native):
+        np.testing.assert_allclose(found, expected, rtol=0, atol=1e-5)
+
+
 def test_a_users_operator_between_parts(mx, rng):
 
     class Negative(mx.operator.CustomOp):
@@ -414,3 +428,23 @@ def test_recorded_calls_whose_gradients_are_added(mx, rng):
                 y.backward()
             found.append({"x": x.grad, "w": w.grad})
         _agree(found[1], found[0])
+
+
+@pytest.mark.parametrize("hybrid", STATIC)
+def test_calls_recorded_before_their_gradients(mx, rng, hybrid):
+    """Each call has activations of its own, and its gradients can be computed twice."""
+    found = []
+    pixels = [mx.nd.array(rng.normal(0, 1, SHAPE)) for _ in range(2)]
+    for net in (_net(mx, ours, **hybrid) for ours in (False, True)):
+        with mx.autograd.record():
+            first, second = (net(x) for x in pixels)
+            losses = [(first * first).sum(), (second**3).sum()]
+        results = {}
+        for number in (1, 0, 1):
+            losses[number].backward(retain_graph=True)
+            for name, each in _parameters(net).items():
+                if each.grad_req != "null":
+                    results[f"{len(results)} {name}"] = each.grad().copy()
+        results.update({name: each.data() for name, each in _parameters(net).items()})
+        found.append(results)
+    _agree(found[1], found[0])
