@@ -194,7 +194,7 @@ typedef struct ece408_kept {
 /* Keeps it for the program; 0 if there is no memory. */
 ECE408_EXPORT int ece408_part_keep(ece408_program* program, const ece408_kept* made);
 
-/* A program that Python has made. Operands of its steps are in temporary memory, the inputs, the outputs,
+/* A program that Python has made. Operands of its steps are in an arena, the inputs, the outputs,
  * and what is kept, by numbers. It also `reads_weights` from the inputs, or has `copied_bytes` of them. One
  * with gradients has `forward_steps`, then those of the backward pass, and `saved_bytes` between them. */
 typedef struct ece408_made {

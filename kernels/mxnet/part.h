@@ -38,6 +38,53 @@ inline Memory memory_of(int64_t bytes) {
     return Memory(static_cast<char*>(std::aligned_alloc(kLine, lines * kLine)));
 }
 
+// Memory that is lent, and kept for the next loan when it comes back.
+class Lender {
+public:
+    // A loan; it may not outlive the lender.
+    class Loan {
+    public:
+        Loan() = default;
+        Loan(Lender* lender, Memory memory, int64_t bytes)
+            : lender_(lender), memory_(std::move(memory)), bytes_(bytes) {}
+        Loan(Loan&&) = default;
+        Loan& operator=(Loan&& other) noexcept {
+            give_back();
+            lender_ = other.lender_, memory_ = std::move(other.memory_), bytes_ = other.bytes_;
+            return *this;
+        }
+        ~Loan() { give_back(); }
+        char* get() const { return memory_.get(); }
+
+    private:
+        void give_back() {
+            if (memory_) lender_->keep(std::move(memory_), bytes_);
+        }
+
+        Lender* lender_ = nullptr;
+        Memory memory_;
+        int64_t bytes_ = 0;
+    };
+
+    // At least as many bytes, or null if there is no room.
+    Loan lend(int64_t bytes) {
+        const std::lock_guard<std::mutex> lock(mutex_);
+        if (!memory_ || bytes_ < bytes) return {this, memory_of(bytes), bytes};
+        return {this, std::move(memory_), bytes_};
+    }
+
+private:
+    void keep(Memory memory, int64_t bytes) {
+        const std::lock_guard<std::mutex> lock(mutex_);
+        memory_ = std::move(memory);
+        bytes_ = bytes;
+    }
+
+    std::mutex mutex_;
+    Memory memory_;
+    int64_t bytes_ = 0;
+};
+
 // Python's functions.
 inline ece408_part_functions part_functions{};
 
@@ -106,7 +153,7 @@ struct Gradients {
 // A call of a part with gradients, from its forward pass on: what its backward passes read.
 struct Recorded {
     std::shared_ptr<Program> program;
-    Memory saved;
+    Lender::Loan saved;
 };
 
 class Part {
@@ -184,14 +231,13 @@ public:
         return found == all_kept_.end() ? nullptr : found->second.lock();
     }
 
-    // A call by MXNet. Its temporary memory lasts for the call; it has at most 2 GiB.
-    MXReturnValue compute(std::vector<MXTensor>* in, std::vector<MXTensor>* out,
-                          const mxnet::ext::OpResource& resource) {
+    // A call by MXNet. MXNet's own temporary memory has at most 2 GiB, and rotates among several.
+    MXReturnValue compute(std::vector<MXTensor>* in, std::vector<MXTensor>* out) {
         if (in_python_) return compute_in_python(*in, *out);
         const auto made = program_for(*in);
         if (!made) return kRefused;
-        Memory own;
-        const Bases bases = bases_of(*made, temporary(resource, made->arena_bytes, &own), *in, *out);
+        const Lender::Loan arena = arenas_.lend(made->arena_bytes);
+        const Bases bases = bases_of(*made, arena.get(), *in, *out);
         if (!bases[0]) return kRefused;
         const Workers workers(is_whole_);
         const uint64_t version = versions_.of(*in);
@@ -204,21 +250,20 @@ public:
         return status == MX_SUCCESS ? run(*made, bases) : status;
     }
 
-    // The passes of a part with gradients. Operands are in temporary memory, the inputs, the gradients
+    // The passes of a part with gradients. Operands are in the arena, the inputs, the gradients
     // for the outputs, the outputs, the wanted gradients, the new averages, and what is saved.
-    MXReturnValue forward(std::vector<MXTensor>* in, std::vector<MXTensor>* out,
-                          const mxnet::ext::OpResource& resource, Recorded* call) {
+    MXReturnValue forward(std::vector<MXTensor>* in, std::vector<MXTensor>* out, Recorded* call) {
         auto made = program_for(*in);
         if (!made) return kRefused;
-        if (!call->saved || call->program != made) {
-            give_back(call);
+        if (!call->saved.get() || call->program != made) {
+            call->saved = {};
             call->program = std::move(made);
-            call->saved = taken_arena(call->program->saved_bytes);
+            call->saved = saved_.lend(call->program->saved_bytes);
         }
         const Program& program = *call->program;
-        Memory own;
-        Bases bases{temporary(resource, program.arena_bytes, &own)};
-        if (!bases[0] || !call->saved) return kRefused;
+        const Lender::Loan arena = arenas_.lend(program.arena_bytes);
+        Bases bases{arena.get()};
+        if (!arena.get() || !call->saved.get()) return kRefused;
         for (const int place : gradients_.ones) {
             const MXTensor& gamma = (*in)[static_cast<size_t>(place)];
             std::fill_n(static_cast<float*>(gamma.data_ptr), gamma.size(), 1.f);
@@ -233,8 +278,8 @@ public:
 
     // `in` are the gradients for the outputs, the inputs and the outputs.
     MXReturnValue backward(const std::vector<MXTensor>& in, std::vector<MXTensor>* out,
-                           const mxnet::ext::OpResource& resource, const Recorded& call) {
-        if (!call.saved) return kRefused;
+                           const Recorded& call) {
+        if (!call.saved.get()) return kRefused;
         const Program& program = *call.program;
         const auto average = [&](int place) -> const MXTensor& {
             return in[outputs() + static_cast<size_t>(place)];
@@ -245,29 +290,23 @@ public:
             places.push_back(bytes);
             bytes += static_cast<int64_t>(average(place).size() * sizeof(float));
         }
-        Memory own;
-        char* const arena = temporary(resource, bytes, &own);
-        if (!arena) return kRefused;
-        Bases bases{arena};
+        const Lender::Loan arena = arenas_.lend(bytes);
+        Bases bases{arena.get()};
+        if (!bases[0]) return kRefused;
         for (size_t i = 0; i < inputs_; i++) bases.push_back(in[outputs() + i].data_ptr);
         for (size_t i = 0; i < outputs(); i++) bases.push_back(in[i].data_ptr);
         bases.resize(bases.size() + outputs(), nullptr);
         for (const int place : gradients_.wanted)
             bases.push_back((*out)[static_cast<size_t>(place)].data_ptr);
-        for (const int64_t place : places) bases.push_back(arena + place);
+        for (const int64_t place : places) bases.push_back(arena.get() + place);
         bases.push_back(call.saved.get());
         const auto last = static_cast<int64_t>(program.steps.size());
         const MXReturnValue status = run(program, bases, program.forward_steps, last);
         for (size_t i = 0; status == MX_SUCCESS && i < places.size(); i++) {
             const MXTensor& moved = average(gradients_.averages[i]);
-            std::memcpy(moved.data_ptr, arena + places[i], moved.size() * sizeof(float));
+            std::memcpy(moved.data_ptr, arena.get() + places[i], moved.size() * sizeof(float));
         }
         return status;
-    }
-
-    // The memory of a call that has no more backward passes, for the next one.
-    void give_back(Recorded* call) {
-        if (call->saved) keep_arena(std::move(call->saved), call->program->saved_bytes);
     }
 
     // A call on the caller's thread, without MXNet's engine, by handles. 1, with new arrays in
@@ -300,14 +339,12 @@ public:
                 return -1;
         }
         if (in_python_) return 2;
-        Memory arena = taken_arena(made->arena_bytes);
+        const Lender::Loan arena = arenas_.lend(made->arena_bytes);
         bases[0] = arena.get();
-        if (!arena) return 0;
+        if (!bases[0]) return 0;
         for (const auto& each : made->kept) bases.push_back(each->memory.get());
         const Workers workers(true);
-        const MXReturnValue status = run(*made, bases);
-        keep_arena(std::move(arena), made->arena_bytes);
-        return status == MX_SUCCESS ? 1 : 0;
+        return run(*made, bases) == MX_SUCCESS ? 1 : 0;
     }
 
 private:
@@ -416,18 +453,6 @@ private:
         });
     }
 
-    static char* temporary(const mxnet::ext::OpResource& resource, int64_t bytes, Memory* own) {
-        constexpr int64_t kLine = 64;
-        if (bytes + kLine > INT32_MAX) return (*own = memory_of(bytes)).get();
-        try {
-            const auto given = reinterpret_cast<uintptr_t>(
-                resource.alloc_cpu(static_cast<int>(bytes + kLine)));
-            return reinterpret_cast<char*>((given + kLine - 1) / kLine * kLine);
-        } catch (...) {
-            return nullptr;
-        }
-    }
-
     static void add(const std::vector<MXTensor>& arrays, Bases* bases) {
         for (const MXTensor& array : arrays) bases->push_back(array.data_ptr);
     }
@@ -491,20 +516,6 @@ private:
         return status == ECE408_OK && is_done ? MX_SUCCESS : kRefused;
     }
 
-    // Memory of a direct call, or of what is saved for gradients: that of the last one if it is large
-    // enough.
-    Memory taken_arena(int64_t bytes) {
-        const std::lock_guard<std::mutex> lock(mutex_);
-        if (arena_bytes_ < bytes || !arena_) return memory_of(bytes);
-        return std::move(arena_);
-    }
-
-    void keep_arena(Memory arena, int64_t bytes) {
-        const std::lock_guard<std::mutex> lock(mutex_);
-        arena_ = std::move(arena);
-        arena_bytes_ = bytes;
-    }
-
     const int number_;
     const std::vector<int> types_;
     const size_t inputs_;
@@ -518,8 +529,7 @@ private:
     std::map<int64_t, std::weak_ptr<Kept>> all_kept_;
     std::mutex mutex_;        // protects the following
     std::list<std::shared_ptr<Program>> programs_;  // the last used first
-    Memory arena_;
-    int64_t arena_bytes_ = 0;
+    Lender arenas_, saved_;
 };
 
 }  // namespace ece408

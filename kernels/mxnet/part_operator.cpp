@@ -91,17 +91,15 @@ class Node : public mxnet::ext::CustomStatefulOp {
 public:
     explicit Node(std::shared_ptr<Part> part) : part_(std::move(part)) {}
     Node(const Node&) = delete;
-    ~Node() override { part_->give_back(&last_); }
 
     MXReturnValue Forward(std::vector<MXTensor>* in, std::vector<MXTensor>* out,
-                          const OpResource& resource) override {
-        return part_->has_gradients() ? part_->forward(in, out, resource, &last_)
-                                      : part_->compute(in, out, resource);
+                          const OpResource&) override {
+        return part_->has_gradients() ? part_->forward(in, out, &last_) : part_->compute(in, out);
     }
 
     MXReturnValue Backward(std::vector<MXTensor>* in, std::vector<MXTensor>* out,
-                           const OpResource& resource) override {
-        return part_->backward(*in, out, resource, last_);
+                           const OpResource&) override {
+        return part_->backward(*in, out, last_);
     }
 
 private:
