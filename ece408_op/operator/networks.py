@@ -63,7 +63,8 @@ class OnGpu:
             read = json.dumps({**graph, "heads": [heads[n] for n in self._read]})
             constant = {name for name, kind in zip(names, kinds) if kind != DATA}
             self._network = Network(read, names, constant)
-        self._is_data = [kind == DATA for kind in kinds]
+        self._kinds = kinds
+        self._data = [place for place, kind in enumerate(kinds) if kind == DATA]
         # The version of the last parameters, MXNet's description of them, and the inputs without
         # data.
         self._last: tuple[int, bytes, list[Any]] = (0, b"", [None] * len(names))
@@ -75,7 +76,7 @@ class OnGpu:
         _, text, arrays = self._last
         if text != parameters:
             known = iter(described(parameters))
-            arrays = [None if is_data else next(known) for is_data in self._is_data]
+            arrays = [None if kind == DATA else next(known) for kind in self._kinds]
         self._last = version, parameters, arrays
         self._compute(arrays, data, outputs, are_held=True)
 
@@ -97,8 +98,9 @@ class OnGpu:
         self, arrays: list[Any], data: Iterable[Array], outputs: Sequence[Array], are_held: bool
     ) -> None:
         _close_retired()
-        given = iter(data)
-        inputs = [next(given) if is_one else old for is_one, old in zip(self._is_data, arrays)]
+        inputs = arrays.copy()
+        for place, array in zip(self._data, data):
+            inputs[place] = array
         self._network.compute(inputs, [outputs[n] for n in self._read], are_held)
 
     def retire(self, retired: deque[OnGpu] = _retired) -> None:
