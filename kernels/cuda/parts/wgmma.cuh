@@ -27,87 +27,49 @@ __device__ __forceinline__ uint64_t describe_by_rows(const void *matrix, int alo
     return place_of(matrix) | uint64_t(8) << 16 | uint64_t(along_rows) << 32;
 }
 
+// Operands of the instruction by the number of a thread's sums, and their names in the assembly.
+#define SUMS4(i) "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3])
+#define SUMS8(i) SUMS4(i), SUMS4(i + 4)
+#define SUMS12(i) SUMS8(i), SUMS4(i + 8)
+#define SUMS16(i) SUMS8(i), SUMS8(i + 8)
+#define SUMS24(i) SUMS16(i), SUMS8(i + 16)
+#define SUMS32(i) SUMS16(i), SUMS16(i + 16)
+#define SUMS64(i) SUMS32(i), SUMS32(i + 32)
+#define NAMES4 "%0, %1, %2, %3"
+#define NAMES8 NAMES4 ", %4, %5, %6, %7"
+#define NAMES12 NAMES8 ", %8, %9, %10, %11"
+#define NAMES16 NAMES12 ", %12, %13, %14, %15"
+#define NAMES24 NAMES16 ", %16, %17, %18, %19, %20, %21, %22, %23"
+#define NAMES32 NAMES24 ", %24, %25, %26, %27, %28, %29, %30, %31"
+#define NAMES64                                                                        \
+    NAMES32 ", %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, " \
+            "%46, %47, %48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, "   \
+            "%60, %61, %62, %63"
+
+// The instruction for N columns with COUNT sums in each thread; FACTORS, ADD and FLAGS are text.
+#define MULTIPLY(N, COUNT, FACTORS, ADD, FLAGS, ...)                                         \
+    asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, " ADD ", 0;\n"                            \
+                 "wgmma.mma_async.sync.aligned.m64n" #N "k16.f32." MULTIPLIED "." MULTIPLIED \
+                 " {" NAMES##COUNT "}, " FACTORS ", p, " FLAGS ";\n}"                        \
+                 : SUMS##COUNT(0)                                                            \
+                 : __VA_ARGS__, "r"(add))
+
 // d = a * b, plus d with `add`: 64 rows x 16 values of k by 2 columns for each of a thread's sums.
 // Of a tile of 8 columns, a thread has 4 sums: rows lane / 4 and lane / 4 + 8 of its warp's 16,
 // columns lane % 4 * 2 and the next.
-#define SUMS4(i) "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3])
-#define SUMS16(i) SUMS4(i), SUMS4(i + 4), SUMS4(i + 8), SUMS4(i + 12)
-#define SUMS32(i) SUMS16(i), SUMS16(i + 16)
-
-__device__ __forceinline__ void multiply(float (&d)[4], uint64_t a, uint64_t b, int add) {
-    asm volatile(
-        "{\n.reg .pred p;\nsetp.ne.b32 p, %6, 0;\n"
-        "wgmma.mma_async.sync.aligned.m64n8k16.f32." MULTIPLIED "." MULTIPLIED " {"
-        "%0, %1, %2, %3}, "
-        "%4, %5, p, 1, 1, 0, 0;\n}"
-        : SUMS4(0)
-        : "l"(a), "l"(b), "r"(add));
-}
-
-__device__ __forceinline__ void multiply(float (&d)[8], uint64_t a, uint64_t b, int add) {
-    asm volatile(
-        "{\n.reg .pred p;\nsetp.ne.b32 p, %10, 0;\n"
-        "wgmma.mma_async.sync.aligned.m64n16k16.f32." MULTIPLIED "." MULTIPLIED " {"
-        "%0, %1, %2, %3, %4, %5, %6, %7}, "
-        "%8, %9, p, 1, 1, 0, 0;\n}"
-        : SUMS4(0), SUMS4(4)
-        : "l"(a), "l"(b), "r"(add));
-}
-
-__device__ __forceinline__ void multiply(float (&d)[12], uint64_t a, uint64_t b, int add) {
-    asm volatile(
-        "{\n.reg .pred p;\nsetp.ne.b32 p, %14, 0;\n"
-        "wgmma.mma_async.sync.aligned.m64n24k16.f32." MULTIPLIED "." MULTIPLIED " {"
-        "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11}, "
-        "%12, %13, p, 1, 1, 0, 0;\n}"
-        : SUMS4(0), SUMS4(4), SUMS4(8)
-        : "l"(a), "l"(b), "r"(add));
-}
-
-__device__ __forceinline__ void multiply(float (&d)[16], uint64_t a, uint64_t b, int add) {
-    asm volatile(
-        "{\n.reg .pred p;\nsetp.ne.b32 p, %18, 0;\n"
-        "wgmma.mma_async.sync.aligned.m64n32k16.f32." MULTIPLIED "." MULTIPLIED " {"
-        "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15}, "
-        "%16, %17, p, 1, 1, 0, 0;\n}"
-        : SUMS16(0)
-        : "l"(a), "l"(b), "r"(add));
-}
-
-__device__ __forceinline__ void multiply(float (&d)[24], uint64_t a, uint64_t b, int add) {
-    asm volatile(
-        "{\n.reg .pred p;\nsetp.ne.b32 p, %26, 0;\n"
-        "wgmma.mma_async.sync.aligned.m64n48k16.f32." MULTIPLIED "." MULTIPLIED " {"
-        "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
-        "%16, %17, %18, %19, %20, %21, %22, %23}, "
-        "%24, %25, p, 1, 1, 0, 0;\n}"
-        : SUMS16(0), SUMS4(16), SUMS4(20)
-        : "l"(a), "l"(b), "r"(add));
-}
-
-__device__ __forceinline__ void multiply(float (&d)[32], uint64_t a, uint64_t b, int add) {
-    asm volatile(
-        "{\n.reg .pred p;\nsetp.ne.b32 p, %34, 0;\n"
-        "wgmma.mma_async.sync.aligned.m64n64k16.f32." MULTIPLIED "." MULTIPLIED " {"
-        "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
-        "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31}, "
-        "%32, %33, p, 1, 1, 0, 0;\n}"
-        : SUMS32(0)
-        : "l"(a), "l"(b), "r"(add));
-}
-
-__device__ __forceinline__ void multiply(float (&d)[64], uint64_t a, uint64_t b, int add) {
-    asm volatile(
-        "{\n.reg .pred p;\nsetp.ne.b32 p, %66, 0;\n"
-        "wgmma.mma_async.sync.aligned.m64n128k16.f32." MULTIPLIED "." MULTIPLIED " {"
-        "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
-        "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "
-        "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, "
-        "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63}, "
-        "%64, %65, p, 1, 1, 0, 0;\n}"
-        : SUMS32(0), SUMS32(32)
-        : "l"(a), "l"(b), "r"(add));
-}
+#define DEFINE_MULTIPLY(N, COUNT, A, B, ADD)                                            \
+    __device__ __forceinline__ void multiply(float (&d)[COUNT], uint64_t a, uint64_t b, \
+                                             int add) {                                 \
+        MULTIPLY(N, COUNT, A ", " B, ADD, "1, 1, 0, 0", "l"(a), "l"(b));                \
+    }
+DEFINE_MULTIPLY(8, 4, "%4", "%5", "%6")
+DEFINE_MULTIPLY(16, 8, "%8", "%9", "%10")
+DEFINE_MULTIPLY(24, 12, "%12", "%13", "%14")
+DEFINE_MULTIPLY(32, 16, "%16", "%17", "%18")
+DEFINE_MULTIPLY(48, 24, "%24", "%25", "%26")
+DEFINE_MULTIPLY(64, 32, "%32", "%33", "%34")
+DEFINE_MULTIPLY(128, 64, "%64", "%65", "%66")
+#undef DEFINE_MULTIPLY
 
 // d = a * b for UNITS * 8 values of k, plus d with `add`. `along_a` and `along_b` are records
 // between units of k.
@@ -139,59 +101,18 @@ __device__ __forceinline__ void multiply_parts(float (&d)[N], uint64_t a, uint64
 // d = a * b, plus d with `add`, with a in registers: rows lane / 4 and lane / 4 + 8 of a warp's 16,
 // for k of lane % 4 * 2 and the next, and then for those plus 8. b is by rows.
 #define ROWS_OF_A "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3])
-
-__device__ __forceinline__ void multiply(float (&d)[8], const uint32_t (&a)[4], uint64_t b,
-                                         int add) {
-    asm volatile(
-        "{\n.reg .pred p;\nsetp.ne.b32 p, %13, 0;\n"
-        "wgmma.mma_async.sync.aligned.m64n16k16.f32." MULTIPLIED "." MULTIPLIED " {"
-        "%0, %1, %2, %3, %4, %5, %6, %7}, "
-        "{%8, %9, %10, %11}, %12, p, 1, 1, 1;\n}"
-        : SUMS4(0), SUMS4(4)
-        : ROWS_OF_A, "l"(b), "r"(add));
-}
-
-__device__ __forceinline__ void multiply(float (&d)[16], const uint32_t (&a)[4], uint64_t b,
-                                         int add) {
-    asm volatile(
-        "{\n.reg .pred p;\nsetp.ne.b32 p, %21, 0;\n"
-        "wgmma.mma_async.sync.aligned.m64n32k16.f32." MULTIPLIED "." MULTIPLIED " {"
-        "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15}, "
-        "{%16, %17, %18, %19}, %20, p, 1, 1, 1;\n}"
-        : SUMS16(0)
-        : ROWS_OF_A, "l"(b), "r"(add));
-}
-
-__device__ __forceinline__ void multiply(float (&d)[32], const uint32_t (&a)[4], uint64_t b,
-                                         int add) {
-    asm volatile(
-        "{\n.reg .pred p;\nsetp.ne.b32 p, %37, 0;\n"
-        "wgmma.mma_async.sync.aligned.m64n64k16.f32." MULTIPLIED "." MULTIPLIED " {"
-        "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
-        "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31}, "
-        "{%32, %33, %34, %35}, %36, p, 1, 1, 1;\n}"
-        : SUMS32(0)
-        : ROWS_OF_A, "l"(b), "r"(add));
-}
-
-__device__ __forceinline__ void multiply(float (&d)[64], const uint32_t (&a)[4], uint64_t b,
-                                         int add) {
-    asm volatile(
-        "{\n.reg .pred p;\nsetp.ne.b32 p, %69, 0;\n"
-        "wgmma.mma_async.sync.aligned.m64n128k16.f32." MULTIPLIED "." MULTIPLIED " {"
-        "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
-        "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "
-        "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, "
-        "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63}, "
-        "{%64, %65, %66, %67}, %68, p, 1, 1, 1;\n}"
-        : SUMS32(0), SUMS32(32)
-        : ROWS_OF_A, "l"(b), "r"(add));
-}
-
+#define DEFINE_MULTIPLY(N, COUNT, A, B, ADD)                                            \
+    __device__ __forceinline__ void multiply(float (&d)[COUNT], const uint32_t (&a)[4], \
+                                             uint64_t b, int add) {                     \
+        MULTIPLY(N, COUNT, "{" A "}, " B, ADD, "1, 1, 1", ROWS_OF_A, "l"(b));           \
+    }
+DEFINE_MULTIPLY(16, 8, "%8, %9, %10, %11", "%12", "%13")
+DEFINE_MULTIPLY(32, 16, "%16, %17, %18, %19", "%20", "%21")
+DEFINE_MULTIPLY(64, 32, "%32, %33, %34, %35", "%36", "%37")
+DEFINE_MULTIPLY(128, 64, "%64, %65, %66, %67", "%68", "%69")
+#undef DEFINE_MULTIPLY
 #undef ROWS_OF_A
-#undef SUMS32
-#undef SUMS16
-#undef SUMS4
+#undef MULTIPLY
 
 // Loads a warp's 16 rows for 16 values of k (ldmatrix), from records of 8 rows of one k. `of_lane`
 // is the record at load_rows_at.
