@@ -209,5 +209,5 @@ def test_padding_is_not_multiplied_with_infinity(text, rng):
 def test_ptx_is_refused_with_its_line(rng):
     problem = ConvProblem.parse("b1,c4,h9,w9,m8,k3")
     backend = EmulatedBackend("10_tf32")
-    with pytest.raises(KernelNotSupported, match=r"10_tf32.cu:\d+: PTX \(asm\) cannot run"):
+    with pytest.raises(KernelNotSupported, match=r"tf32_strips.cuh:\d+: PTX \(asm\) cannot run"):
         backend.prepare(problem, "forward")
