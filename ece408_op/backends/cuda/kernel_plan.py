@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -78,12 +79,6 @@ class Code:
     def macros(self) -> Defines:
         """The macros that every compilation of the source defines."""
         return ()
-
-    @property
-    def exactness(self) -> str:
-        """The precision of its results, one of `PRECISIONS`."""
-        inexact = self.precision not in ("strict", "float32")
-        return "float32" if inexact and self.float32_accurate else self.precision
 
 
 @dataclass(frozen=True)
@@ -214,7 +209,7 @@ class Kernel(Code):
     def permitted(self, precision: str, problem: ConvProblem) -> bool:
         """Return whether it computes the problem at least as exactly as `precision`, one of
         `PRECISIONS`."""
-        exactness = self.exactness
+        exactness = self.precision
         if exactness == "float32" and not self.family.holds(problem):
             exactness = "tf32"
         return PRECISIONS.index(exactness) <= PRECISIONS.index(precision)
@@ -246,15 +241,15 @@ def entry(
     rank: int | None = None,
     architectures: tuple[str, ...] = ARCHITECTURES,
     precision: str = "float32",
-    float32_accurate: bool = True,
-    direction: str = "forward",
     source: str = "",
     macros: Defines = (),
 ) -> Kernel:
     """Return a catalog entry for a source in kernels/cuda, by default ladder/`name`.cu, all
-    architectures, and float32 accuracy."""
-    code = (name, source or f"ladder/{name}.cu", architectures, precision, float32_accurate)
-    return Kernel(*code, direction, summary, family, rank, macros)
+    architectures, and float32 accuracy. A gradient's name ends with its direction."""
+    accurate = precision in ("strict", "float32")
+    code = (name, source or f"ladder/{name}.cu", architectures, precision, accurate)
+    gradient = re.search(r"backward_\w+$", name)
+    return Kernel(*code, gradient[0] if gradient else "forward", summary, family, rank, macros)
 
 
 def architecture(names: tuple[str, ...], capability: Capability) -> str | None:

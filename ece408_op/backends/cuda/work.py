@@ -111,7 +111,7 @@ def done(time: GpuTime | None, plans: Iterable[Plan]) -> Done:
     for parts of the batch. The precision is that of the least exact plan."""
     kernels = list(dict.fromkeys(each.kernel for each in plans))
     names = "+".join(dict.fromkeys(each.name for each in kernels))
-    return Done(names, max((each.exactness for each in kernels), key=PRECISIONS.index), time)
+    return Done(names, max((each.precision for each in kernels), key=PRECISIONS.index), time)
 
 
 def forward(

@@ -69,7 +69,7 @@ def _pays(kernel: Kernel, problem: ConvProblem, capability: Capability) -> bool:
     """Whether the kernel should be faster than those of a higher rank, and is as exact as float32
     or could be faster for not being so."""
     is_limited_by_memory = problem.flops <= _FLOPS_PER_BYTE * problem.bytes
-    if kernel.exactness in ("tf32", "float16") and is_limited_by_memory:
+    if kernel.precision in ("tf32", "float16") and is_limited_by_memory:
         return False
     return kernel.family.pays(problem, capability)
 

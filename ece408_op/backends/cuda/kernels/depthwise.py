@@ -481,7 +481,6 @@ KERNELS = (
         "the gradient for x of these",
         BackwardData(),
         rank=0,
-        direction="backward_data",
         source="depthwise/depthwise_backward_data.cu",
     ),
     entry(
@@ -489,7 +488,6 @@ KERNELS = (
         "the gradient for w of these",
         BackwardWeight(),
         rank=0,
-        direction="backward_weight",
         source="depthwise/depthwise_backward_weight.cu",
     ),
     entry(
@@ -504,7 +502,6 @@ KERNELS = (
         "the gradient for x of groups of few channels, images among them",
         BackwardData(few=True),
         rank=0,
-        direction="backward_data",
         source="depthwise/grouped_backward_data.cu",
     ),
     entry(
@@ -512,7 +509,6 @@ KERNELS = (
         "the gradient for w of groups of few channels and filters",
         BackwardWeight(few=True),
         rank=0,
-        direction="backward_weight",
         source="depthwise/grouped_backward_weight.cu",
     ),
 )

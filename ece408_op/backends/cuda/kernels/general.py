@@ -204,7 +204,6 @@ KERNELS = (
         "the gradient for x of every convolution and type",
         BackwardData(),
         rank=14,
-        direction="backward_data",
         source="general/general_backward_data.cu",
     ),
     entry(
@@ -212,7 +211,6 @@ KERNELS = (
         "the gradient for w of every convolution and type",
         BackwardWeight(),
         rank=15,
-        direction="backward_weight",
         source="general/general_backward_weight.cu",
     ),
     entry(
@@ -221,7 +219,6 @@ KERNELS = (
         BackwardBias(),
         rank=16,
         precision="strict",
-        direction="backward_bias",
         source="general/general_backward_bias.cu",
     ),
     entry(
@@ -239,7 +236,6 @@ KERNELS = (
         BackwardData(8),
         rank=18,
         precision="strict",
-        direction="backward_data",
         source="general/general_backward_data.cu",
         macros=(("TOTAL", "double"),),
     ),
@@ -249,7 +245,6 @@ KERNELS = (
         BackwardWeight(8),
         rank=19,
         precision="strict",
-        direction="backward_weight",
         source="general/general_backward_weight.cu",
         macros=(("TOTAL", "double"),),
     ),

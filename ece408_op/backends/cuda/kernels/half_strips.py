@@ -261,7 +261,6 @@ KERNELS = (
         rank=6,
         architectures=("90a",),
         precision="tf32",
-        float32_accurate=False,
     ),
     entry(
         "18_split_half",

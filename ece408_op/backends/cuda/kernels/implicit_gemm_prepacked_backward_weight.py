@@ -297,7 +297,6 @@ KERNELS = (
         Gemm(),
         rank=11,
         architectures=("90a",),
-        direction="backward_weight",
         source="gemm/implicit_gemm_prepacked_backward_weight.cu",
     ),
     entry(
@@ -307,8 +306,6 @@ KERNELS = (
         rank=9,
         architectures=("90a",),
         precision="tf32",
-        float32_accurate=False,
-        direction="backward_weight",
         source="gemm/implicit_gemm_prepacked_backward_weight.cu",
         macros=(("PARTS", 1),),
     ),

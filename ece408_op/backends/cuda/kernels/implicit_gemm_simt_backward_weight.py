@@ -203,7 +203,6 @@ KERNELS = (
         ShortSums(),
         rank=8,
         architectures=ARCHITECTURES[1:],
-        direction="backward_weight",
         source="gemm/implicit_gemm_simt_backward_weight.cu",
     ),
 )

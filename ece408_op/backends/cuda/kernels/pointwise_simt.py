@@ -206,7 +206,6 @@ KERNELS = (
         ShortSums("backward_data"),
         rank=9,
         architectures=ARCHITECTURES[1:],
-        direction="backward_data",
         source="gemm/pointwise_simt.cu",
         macros=(("DIRECTION", 1),),
     ),

@@ -198,6 +198,5 @@ KERNELS = (
         "6 in half precision, two filters an instruction",
         Half(),
         precision="float16",
-        float32_accurate=False,
     ),
 )

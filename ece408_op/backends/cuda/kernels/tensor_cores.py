@@ -156,7 +156,6 @@ KERNELS = (
         rank=11,
         architectures=ARCHITECTURES[1:],
         precision="tf32",
-        float32_accurate=False,
     ),
     entry(
         "11_3xtf32",

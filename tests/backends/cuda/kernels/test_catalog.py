@@ -136,7 +136,7 @@ def test_the_default_kernel():
 def test_one_half_takes_less_memory_than_two():
     problem = ConvProblem.parse("b32,c128,h28,w28,m128,k3,p1x1")
     halves, half = (catalog.get(f"{PREPACKED}{each}") for each in ("", "_half"))
-    assert half.exactness == "tf32"
+    assert half.precision == "tf32"
     whole = halves.plan(problem, (9, 0), False).workspace_bytes
     assert half.plan(problem, (9, 0), False).workspace_bytes < 0.6 * whole
 
@@ -161,7 +161,7 @@ def test_strict_is_general_with_sums_in_double(capability, direction):
         kernel = catalog.default(case.problem, direction, capability, "strict")
         expected = {"forward": "general_strict", "backward_bias": "general_backward_bias"}
         assert kernel.name == expected.get(direction, f"general_strict_{direction}")
-        assert kernel.exactness == "strict"
+        assert kernel.precision == "strict"
 
 
 FEW_TERMS = [
