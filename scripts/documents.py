@@ -8,7 +8,7 @@ from studies import documents
 
 from ece408_op.bench import results
 from ece408_op.cli import program
-from ece408_op.files.cachedir import atomic_path
+from ece408_op.files.cachedir import write_text
 
 ROOT = Path(__file__).parents[1]
 
@@ -26,8 +26,7 @@ def main():
     for path, text in outdated.items():
         print(f"{path} {'is' if options.check else 'was'} out of date", file=sys.stderr)
         if not options.check:
-            with atomic_path(path) as temporary:
-                temporary.write_text(text, encoding="utf-8")
+            write_text(path, text)
     return int(options.check and bool(outdated))
 
 

@@ -20,7 +20,7 @@ from typing import Any
 
 from ..errors import InvalidSetting
 from ..files import markdown
-from ..files.cachedir import atomic_path
+from ..files.cachedir import write_text
 from ..files.records import to_json
 from ..operator.environment import machine
 
@@ -55,8 +55,7 @@ def write(prefix: Path, title: str, text: str, content: dict[str, Any]) -> None:
     whole = f"# {title}\n\n    {command}\n\n{date}: {header}\n\n{text}\n"
     document = {"command": command, "date": date, "machine": about, **content}
     for suffix, each in ((".md", whole), (".json", to_json(document))):
-        with atomic_path(prefix.with_name(prefix.name + suffix)) as temporary:
-            temporary.write_text(each, encoding="utf-8")
+        write_text(prefix.with_name(prefix.name + suffix), each)
 
 
 def _command() -> str:

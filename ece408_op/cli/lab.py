@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import dataclasses
 import itertools
 import json
@@ -27,7 +28,7 @@ from ..errors import (
     KernelNotSupported,
     WrongResult,
 )
-from ..files.cachedir import atomic_path
+from ..files.cachedir import write_text
 from ..files.resources import kernels_dir
 from ..lab import check as checking
 from ..lab import counting, explanation, ranking, sanitizer, timing
@@ -60,14 +61,14 @@ _EXPLAINED_BATCH = 1000
 _BATCHES = {"cpu": (100, 1000), "cuda": (100, 1000, 10000), "emulator": (2,)}
 
 
-def new(name: str, form: str | None) -> None:
+def new(options: argparse.Namespace) -> None:
     """Write a template of a form, or of the form suggested by the name's suffix.
 
     Raises `InvalidSetting` for a name without a known suffix and for an existing file, and
     `CacheUnwritable`.
     """
-    path = Path(name)
-    form = form or _BY_SUFFIX.get(path.suffix)
+    name, path = options.name, Path(options.name)
+    form = options.form or _BY_SUFFIX.get(path.suffix)
     if form is None:
         raise InvalidSetting(
             f"{name} should end in one of {', '.join(_BY_SUFFIX)}, or give --form "
@@ -80,59 +81,47 @@ def new(name: str, form: str | None) -> None:
         raise InvalidSetting(f"{name} should end in {source.suffix}, as files of form {form} do")
     if path.exists():
         raise InvalidSetting(f"{path} is there already; choose another name, or remove it")
-    with atomic_path(path) as temporary:
-        temporary.write_text(source.read_text(encoding="utf-8"), encoding="utf-8")
+    write_text(path, source.read_text(encoding="utf-8"))
     milestone = "m2.1" if form.startswith("cpu") else "m3.1"
     print(f"{path}: {FORMS[form][1]}; right, and slow")
     print(f"next: ece408 lab check {path}; ece408 {milestone} 1000 --kernel {path}")
 
 
-def check(
-    names: Sequence[str],
-    problems: Sequence[str],
-    seed: int | None,
-    output: Path | None,
-    sanitizes: bool,
-    precision: str,
-    emulation: Emulation | None,
-    term: str,
-) -> None:
+def check(options: argparse.Namespace) -> None:
     """Check files and print a verdict on each; also write them as JSON if `output` is given. With
-    `sanitizes` CUDA files also run under compute-sanitizer. With an `emulation`, and without a GPU,
-    CUDA files run on the CPU. If a term is named, its layers decide.
+    `sanitize` CUDA files also run under compute-sanitizer. With `emulate`, and without a GPU, CUDA
+    files run on the CPU. If a term is named, its layers decide.
 
     Raises `WrongResult` unless all are right, `UnknownModel` for an unknown term, `InvalidSetting`
     for a file that cannot be sanitized, and `ProfilerMissing` without compute-sanitizer.
     """
-    files = list(itertools.chain.from_iterable(map(_files, names)))
-    check_precision(precision)
-    if term:
-        shapes.of_term(term)
-    if sanitizes:
+    files = list(itertools.chain.from_iterable(map(_files, options.files)))
+    check_precision(options.precision)
+    if options.term:
+        shapes.of_term(options.term)
+    if options.sanitize:
         for file in files:
             if file.device == "cpu":
                 raise InvalidSetting(f"--sanitize takes CUDA files, and {file.name} is for the CPU")
         sanitizer.find()
-    if emulation is None and not sanitizes and _must_emulate(files):
+    emulation = _emulation(options)
+    if emulation is None and not options.sanitize and _must_emulate(files):
         emulation = Emulation()
-    parsed = [ConvProblem.parse(text) for text in problems]
+    parsed = [ConvProblem.parse(text) for text in options.problem]
     verdicts = []
     for file in files:
-        selected = checking.groups(file.form, parsed, 0, "cpu", term=term)
+        selected = checking.groups(file.form, parsed, 0, "cpu", term=options.term)
         total = sum(len(own) for _, own in selected)
         shown = {"desc": plain(file.name), "unit": "problem", "leave": False, "disable": None}
         with tqdm(total=total, **shown) as bar:
             own = emulation if file.device == "cuda" else None
-            verdicts.append(_check(file, parsed, seed, bar, precision, own, term))
-        if sanitizes and verdicts[-1].groups:
+            verdicts.append(_check(file, parsed, bar, own, options))
+        if options.sanitize and verdicts[-1].groups:
             bar = tqdm(total=len(sanitizer.TOOLS), desc="sanitizing", leave=False, disable=None)
             with bar:
                 verdicts[-1].sanitized = sanitizer.sanitize(file, parsed, bar.update)
         print(_text(verdicts[-1]), flush=True)
-    if output is not None:
-        with atomic_path(output) as temporary:
-            content = [dataclasses.asdict(each) for each in verdicts]
-            temporary.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+    _write(options.output, [dataclasses.asdict(each) for each in verdicts])
     unchecked = [each for each in verdicts if each.by_machine]
     wrong = [each for each in verdicts if not each.is_right and not each.by_machine]
     if wrong:
@@ -144,49 +133,50 @@ def check(
         raise kind(f"{names}: cannot be tried here; {unchecked[0].broken}")
 
 
-def time(
-    names: Sequence[str],
-    layers: Sequence[str],
-    batches: Sequence[int],
-    rounds: int,
-    output: Path | None,
-    peer_python: str | None,
-    explains: bool,
-    precision: str,
-    emulates: bool,
-    architecture: str,
-) -> None:
+def _emulation(options: argparse.Namespace) -> Emulation | None:
+    """Return the emulation that the options request, if any."""
+    is_random = options.order == "random"
+    if not (options.emulate or options.fast or is_random):
+        return None
+    # For a random order, `check` sets the seed for each problem.
+    return Emulation("fast" if options.fast else "checked", seed=0 if is_random else None)
+
+
+def _write(output: Path | None, content: object) -> None:
+    """Write JSON, if an output is named."""
+    if output is not None:
+        write_text(output, json.dumps(content, indent=1) + "\n")
+
+
+def time(options: argparse.Namespace) -> None:
     """Time files, and CUDA kernels of this package by name, on layers, given by name or as
     problems, at each batch size; print a table for each, and also write every call as JSON if
     `output` is given. With `peer_python`, a Python that has PyTorch, cuDNN is timed, too; with
-    `explains`, the limits of CUDA kernels follow. With `emulates`, and without a GPU, the emulator
-    counts the work of CUDA kernels instead, with their occupancy on an architecture.
+    `explains`, the limits of CUDA kernels follow. With `emulate`, and without a GPU, the emulator
+    counts the work of CUDA kernels instead, with their occupancy on the architecture `arch`.
 
     Raises `InvalidSetting` for an unknown kernel and for kernels of two devices, and `WrongResult`
     if one fails.
     """
-    contenders = [_contender(name) for name in names]
-    check_precision(precision)
-    kind = timing.device_of(contenders)
-    layers = layers or own_layers(contenders)
-    if kind == "cuda" and (emulates or dispatch.backend_of_cuda_files() == "emulator"):
-        wanted = selected_layers("emulator", layers, batches, rounds)
-        _count(contenders, wanted, architecture, output)
+    contenders = [_contender(name) for name in options.files]
+    check_precision(options.precision)
+    kind, rounds = timing.device_of(contenders), options.repeat
+    layers = options.layer or own_layers(contenders)
+    if kind == "cuda" and (options.emulate or dispatch.backend_of_cuda_files() == "emulator"):
+        wanted = selected_layers("emulator", layers, options.batch_size, rounds)
+        _count(contenders, wanted, options.arch, options.output)
         return
-    wanted = selected_layers(kind, layers, batches, rounds)
+    wanted = selected_layers(kind, layers, options.batch_size, rounds)
     turns = (rounds + 1) * len(wanted) * (len(contenders) + 1)
     with tqdm(total=turns, unit="turn", leave=False, disable=None) as bar:
-        found = timing.measure(contenders, wanted, rounds, bar.update, precision)
-    peers = _cudnn(wanted, rounds, peer_python) if peer_python else {}
+        found = timing.measure(contenders, wanted, rounds, bar.update, options.precision)
+    peers = _cudnn(wanted, rounds, options.peer_python) if options.peer_python else {}
     for layer, _ in wanted:
         own = [each for each in found if each.layer == layer]
         print(plain(_timings(kind, own, peers.get(layer, {}))))
-    if explains and kind == "cuda":
+    if options.explains and kind == "cuda":
         _explain(contenders, wanted, found)
-    if output is not None:
-        with atomic_path(output) as temporary:
-            content = [{**dataclasses.asdict(e), "problem": str(e.problem)} for e in found]
-            temporary.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+    _write(options.output, [{**dataclasses.asdict(e), "problem": str(e.problem)} for e in found])
     failed = sorted({each.name for each in found if each.failure})
     if failed:
         raise WrongResult(f"{', '.join(failed)}: not timed; the reason is above")
@@ -221,9 +211,7 @@ def _count(
         tqdm.write(lab_counts.text(names[each], layer, found, source, architecture), sys.stdout)
         content = dataclasses.asdict(found)
         rows.append({"name": names[each], "layer": layer, "problem": str(problem), **content})
-    if output is not None:
-        with atomic_path(output) as temporary:
-            temporary.write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
+    _write(output, rows)
     if failed:
         raise WrongResult(f"{', '.join(sorted(failed))}: not counted; the reason is above")
 
@@ -362,16 +350,13 @@ def _timing(each: Timing) -> tuple[str, str]:
 def _check(
     file: kernel_file.KernelFile,
     problems: Sequence[ConvProblem],
-    seed: int | None,
     bar: tqdm,
-    precision: str,
     emulation: Emulation | None,
-    term: str,
+    options: argparse.Namespace,
 ) -> Verdict:
+    own = {"precision": options.precision, "emulation": emulation, "term": options.term}
     try:
-        return checking.check(
-            file, problems, seed, bar.update, precision=precision, emulation=emulation, term=term
-        )
+        return checking.check(file, problems, options.seed, bar.update, **own)
     except KernelCompileFailed as error:
         # Other files are checked nevertheless.
         return Verdict(str(file.path), broken=_named(kernel_file.reason(error), file.path))

@@ -6,7 +6,6 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from ..backends.emulator.library import Emulation
 from ..bench import shapes
 from ..problem import PRECISIONS
 from ..profile import occupancy
@@ -39,7 +38,7 @@ def _add_new(actions: Any) -> None:
     )
     new.add_argument("name", metavar="NAME", help="the file, such as mine.cu")
     new.add_argument("--form", choices=lab.FORMS, help="its form (default: by the name's suffix)")
-    new.set_defaults(run=lambda options: lab.new(options.name, options.form))
+    new.set_defaults(run=lab.new)
 
 
 def _add_check(actions: Any) -> None:
@@ -92,27 +91,7 @@ def _add_check(actions: Any) -> None:
     check.add_argument(
         "--json", metavar="FILE", type=Path, dest="output", help="also write the verdicts to FILE"
     )
-    check.set_defaults(
-        run=lambda options: lab.check(
-            options.files,
-            options.problem,
-            options.seed,
-            options.output,
-            options.sanitize,
-            options.precision,
-            _emulation(options),
-            options.term,
-        )
-    )
-
-
-def _emulation(options: argparse.Namespace) -> Emulation | None:
-    """Return the emulation that the options request, if any."""
-    is_random = options.order == "random"
-    if not (options.emulate or options.fast or is_random):
-        return None
-    # For a random order, `check` sets the seed for each problem.
-    return Emulation("fast" if options.fast else "checked", seed=0 if is_random else None)
+    check.set_defaults(run=lab.check)
 
 
 def _add_time(actions: Any) -> None:
@@ -172,20 +151,7 @@ def _add_time(actions: Any) -> None:
     timed.add_argument(
         "--json", metavar="FILE", type=Path, dest="output", help="also write every call to FILE"
     )
-    timed.set_defaults(
-        run=lambda options: lab.time(
-            options.files,
-            options.layer,
-            options.batch_size,
-            options.repeat,
-            options.output,
-            options.peer_python,
-            options.explains,
-            options.precision,
-            options.emulate,
-            options.arch,
-        )
-    )
+    timed.set_defaults(run=lab.time)
 
 
 def _add_precision(parser: argparse.ArgumentParser) -> None:
@@ -241,19 +207,7 @@ def _add_rank(actions: Any) -> None:
     )
     _add_precision(parser)
     arguments.add_gpu(parser, "several split the files to be checked")
-    parser.set_defaults(
-        run=lambda options: lab_rank.rank(
-            options.paths,
-            options.layer,
-            options.batch_size,
-            options.repeat,
-            options.output,
-            options.again,
-            options.jobs,
-            options.precision,
-            options.term,
-        )
-    )
+    parser.set_defaults(run=lab_rank.rank)
 
 
 def _add_layers(parser: argparse.ArgumentParser, batches: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import csv
 import io
@@ -9,7 +10,6 @@ import statistics
 from collections import Counter
 from collections.abc import Sequence
 from datetime import date
-from pathlib import Path
 
 from tqdm import tqdm
 
@@ -18,7 +18,7 @@ from ..backends.cuda.runtime import device
 from ..backends.kernel_file import KernelFile
 from ..errors import InvalidSetting
 from ..files import markdown
-from ..files.cachedir import atomic_path
+from ..files.cachedir import write_text
 from ..lab import ranking as ranks
 from ..lab.ranking import Entry, Ranking
 from ..lab.timing import OURS, STEADY, device_of
@@ -32,17 +32,7 @@ _DEVICES = {"cpu": "the CPU", "cuda": "GPUs"}
 _LAYERS_ONLY = "right on these layers only"
 
 
-def rank(
-    paths: Sequence[Path],
-    layers: Sequence[str],
-    batches: Sequence[int],
-    rounds: int,
-    folder: Path,
-    again: bool,
-    jobs: int | None,
-    precision: str,
-    term: str,
-) -> None:
+def rank(options: argparse.Namespace) -> None:
     """Rank the files on layers, or on those of a term; print a table, and write ranking.json,
     ranking.csv and ranking.html to a folder. Existing results of unchanged files are kept, unless
     `again`.
@@ -50,26 +40,26 @@ def rank(
     Raises `InvalidSetting` for invalid paths and numbers, and for files of two devices,
     `UnknownModel` for an unknown term, and `NoUsableGpu`.
     """
-    if layers and term:
-        raise InvalidSetting(f"--term {term} has layers of its own; leave --layer out")
-    files = ranks.find(paths)
+    if options.layer and options.term:
+        raise InvalidSetting(f"--term {options.term} has layers of its own; leave --layer out")
+    files = ranks.find(options.paths)
     kernels = [file for file in files.values() if not isinstance(file, str)]
     if not kernels:
-        raise InvalidSetting(f"no kernel file in {', '.join(map(str, paths))}")
-    if jobs is not None and jobs < 1:
+        raise InvalidSetting(f"no kernel file in {', '.join(map(str, options.paths))}")
+    if options.jobs is not None and options.jobs < 1:
         raise InvalidSetting("--jobs takes numbers from 1 on")
-    kind = _most(files)
-    layers = layers or own_layers(kernels, term)
-    wanted = selected_layers(kind, layers, batches or (1000,), rounds)
+    kind, rounds, folder = _most(files), options.repeat, options.output
+    layers = options.layer or own_layers(kernels, options.term)
+    wanted = selected_layers(kind, layers, options.batch_size or (1000,), rounds)
     conditions = {
         "device": device.get(settings.devices()[0]).name if kind == "cuda" else cpu_model(),
         "layers": {layer: str(problem) for layer, problem in wanted},
         "rounds": rounds,
-        "precision": check_precision(precision),
+        "precision": check_precision(options.precision),
     }
     kept = folder / "ranking.json"
     ranking = ranks.load(kept, conditions)
-    if again:
+    if options.again:
         ranks.again(ranking)
     with contextlib.closing(_Progress()) as progress:
         ranks.rank(
@@ -77,20 +67,20 @@ def rank(
             ranking,
             wanted,
             rounds,
-            jobs or max(1, settings.threads() // 2),
+            options.jobs or max(1, settings.threads() // 2),
             lambda: ranks.save(ranking, kept),
             progress.show,
         )
     ranks.save(ranking, kept)
     head, rows = _table(ranking)
-    _write(folder / "ranking.csv", _csv(head, [*rows, *_left(ranking, head)]))
+    write_text(folder / "ranking.csv", _csv(head, [*rows, *_left(ranking, head)]))
     written = ["ranking.json", "ranking.csv"]
     print(plain(_terminal(head, rows)))
     for each in ranking.without():
         print(plain(f"not ranked: {each.name}: {each.why_not or 'not timed'}"))
     text = _markdown(ranking, head, rows)
     try:
-        _write(folder / "ranking.html", page.render(text, "Ranking", folder))
+        write_text(folder / "ranking.html", page.render(text, "Ranking", folder))
         written.append("ranking.html")
     except InvalidSetting as error:
         # The other files do not need it.
@@ -233,8 +223,3 @@ def _cell(text: str) -> str:
     """Return text for a table's cell, as code if it has special characters."""
     line = " ".join(plain(text).split()).replace("`", "'").replace("|", "\\|")
     return f"`{line}`" if line else ""
-
-
-def _write(path: Path, text: str) -> None:
-    with atomic_path(path) as temporary:
-        temporary.write_text(text, encoding="utf-8")

@@ -10,7 +10,7 @@ from tqdm import tqdm
 
 from .. import settings
 from ..course import course_terms, model_card
-from ..files.cachedir import atomic_path
+from ..files.cachedir import write_text
 from ..operator import variables
 from . import arguments
 
@@ -35,5 +35,4 @@ def _run(options: argparse.Namespace) -> None:
     cards = [model_card.measure(term, model) for term, model in progress]
     print(model_card.table(cards))
     if options.output is not None:
-        with atomic_path(options.output) as temporary:
-            temporary.write_text(model_card.document(cards), encoding="utf-8")
+        write_text(options.output, model_card.document(cards))

@@ -12,7 +12,7 @@ from typing import TextIO
 
 from ..course.comparison_files import check_writable
 from ..errors import Ece408Error, ScriptMissing
-from ..files.cachedir import atomic_path
+from ..files.cachedir import write_text
 from ..profile import layers, ncu, profile_summary, recording, tables
 from ..profile.activities import Profile, to_json
 from ..profile.trace import to_trace
@@ -105,11 +105,9 @@ def _with_figures(found: Profile) -> Profile:
 def _write(found: Profile, requested: ProfileOptions) -> None:
     if requested.json is not None:
         sections = [dataclasses.asdict(section) for section in tables.sections(found)]
-        with atomic_path(requested.json) as temporary:
-            temporary.write_text(to_json(found, tables=sections), encoding="utf-8")
+        write_text(requested.json, to_json(found, tables=sections))
     if requested.trace is not None:
-        with atomic_path(requested.trace) as temporary:
-            temporary.write_text(to_trace(found), encoding="utf-8")
+        write_text(requested.trace, to_trace(found))
 
 
 def _run_path(line: Sequence[str]) -> None:

@@ -26,7 +26,7 @@ from ..bench.side_by_side import Answer, Job
 from ..bench.tuner import Candidate, Task
 from ..course import course_terms
 from ..errors import Ece408Error, InvalidSetting
-from ..files.cachedir import atomic_path
+from ..files.cachedir import write_text
 from ..operator import variables
 from ..operator.environment import machine
 from ..problem import PRECISIONS, check_precision
@@ -270,5 +270,4 @@ def _write(path: Path, measured: Sequence[tuple[Task, list[Candidate], list[Resu
             for task, found, results in measured
         ],
     }
-    with atomic_path(path) as temporary:
-        temporary.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+    write_text(path, json.dumps(content, indent=2) + "\n")

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from ..files.cachedir import atomic_path, ensure_folder, writing
+from ..files.cachedir import ensure_folder, write_text, writing
 from ..files.records import to_json
 from ..operator.environment import machine
 from .comparison import Options, Row
@@ -27,8 +27,7 @@ def check_writable(path: Path) -> None:
 
 def write_json(path: Path, rows: Sequence[Row], options: Options) -> None:
     """Write `document` to `path` atomically. Raises `CacheUnwritable`."""
-    with atomic_path(path) as temporary:
-        temporary.write_text(to_json(document(rows, options)), encoding="utf-8")
+    write_text(path, to_json(document(rows, options)))
 
 
 def document(rows: Sequence[Row], options: Options) -> dict[str, Any]:

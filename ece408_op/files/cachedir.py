@@ -97,6 +97,12 @@ def atomic_path(path: Path) -> Iterator[Path]:
         os.close(descriptor)
 
 
+def write_text(path: Path, text: str) -> None:
+    """Write a file by `atomic_path`. Raises `CacheUnwritable`."""
+    with atomic_path(path) as temporary:
+        temporary.write_text(text, encoding="utf-8")
+
+
 @contextlib.contextmanager
 def scratch_folder(folder: Path) -> Iterator[Path]:
     """Yield a new folder in `folder`, removed at the end, or by the next user of `folder` if this

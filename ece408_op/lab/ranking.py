@@ -20,7 +20,7 @@ from typing import Any
 from ..backends import kernel_file
 from ..backends.kernel_file import KernelFile
 from ..errors import Ece408Error, InvalidSetting, NoUsableGpu
-from ..files.cachedir import atomic_path
+from ..files.cachedir import write_text
 from ..files.records import to_json
 from ..problem import ConvProblem
 from . import check as checking
@@ -160,8 +160,7 @@ def load(path: Path, conditions: dict[str, Any]) -> Ranking:
 def save(ranking: Ranking, path: Path) -> None:
     entries = [dataclasses.asdict(each) for each in ranking.entries.values()]
     content = to_json({"conditions": ranking.conditions, "entries": entries})
-    with atomic_path(path) as temporary:
-        temporary.write_text(content, encoding="utf-8")
+    write_text(path, content)
 
 
 def rank(

@@ -10,7 +10,7 @@ from pathlib import Path
 from ..course import comparison
 from ..course.comparison import run_process
 from ..errors import CacheUnwritable, ReportUnwritable
-from ..files.cachedir import atomic_path, ensure_folder, locked, writing
+from ..files.cachedir import atomic_path, ensure_folder, locked, write_text, writing
 from . import document, notes, page, plan, svg
 from .collect import Runner, collect
 from .document import Document
@@ -96,14 +96,9 @@ def _write_files(folder: Path, made: Document) -> tuple[Path, ...]:
     texts = {folder / name: text for name, text in made.pictures.items()}
     texts[folder / MARKDOWN] = made.markdown
     for path, text in texts.items():
-        _write_text(path, text)
-    _write_text(folder / HTML, page.render(made.markdown, made.title, folder))
+        write_text(path, text)
+    write_text(folder / HTML, page.render(made.markdown, made.title, folder))
     return folder / HTML, folder / MARKDOWN
-
-
-def _write_text(path: Path, text: str) -> None:
-    with atomic_path(path) as temporary:
-        temporary.write_text(text, encoding="utf-8")
 
 
 def _check(folder: Path) -> None:

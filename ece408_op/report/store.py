@@ -13,7 +13,7 @@ from typing import Any
 
 from ..course.course_terms import find_term
 from ..errors import NoUsableGpu, ProfilerMissing, ProfilingNotPermitted, ReportUnwritable
-from ..files.cachedir import atomic_path
+from ..files.cachedir import write_text
 from ..operator.environment import machine
 from .own_kernels import Version
 from .plan import Measurement, Options
@@ -133,8 +133,7 @@ class Store:
             return None
 
     def _write(self, name: str, content: dict[str, Any]) -> None:
-        with atomic_path(self.folder / name) as temporary:
-            temporary.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+        write_text(self.folder / name, json.dumps(content, indent=1) + "\n")
 
 
 def _identity(options: Options) -> dict[str, Any]:

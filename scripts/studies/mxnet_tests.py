@@ -20,7 +20,7 @@ from pathlib import Path
 
 from ece408_op.errors import DataMissing
 from ece408_op.files import markdown
-from ece408_op.files.cachedir import atomic_path
+from ece408_op.files.cachedir import write_text
 
 from .bench_request import cases
 
@@ -337,12 +337,8 @@ def load(path: Path) -> Outcomes:
 
 def save(path: Path, outcomes: Outcomes) -> None:
     """Write outcomes as JSON."""
-    _write(path, {test: asdict(outcome) for test, outcome in sorted(outcomes.items())})
-
-
-def _write(path: Path, content: object) -> None:
-    with atomic_path(path) as temporary:
-        temporary.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+    content = {test: asdict(outcome) for test, outcome in sorted(outcomes.items())}
+    write_text(path, json.dumps(content, indent=1) + "\n")
 
 
 def summary(file: str, result: FileResult) -> str:

@@ -22,7 +22,7 @@ from typing import Any
 
 from .... import settings
 from ....errors import Ece408Error
-from ....files.cachedir import atomic_path, ensure_folder, locked
+from ....files.cachedir import ensure_folder, locked, write_text
 from ....files.resources import kernels_dir
 from ....problem import ConvProblem
 from ....version import __version__
@@ -198,8 +198,7 @@ def save(results: Iterable[Result], gpu: Target, path: Path | None = None) -> Pa
             **_about(gpu.name, gpu.capability, gpu.driver),
             "results": [each.document() for each in merged.values()],
         }
-        with atomic_path(path) as temporary:
-            temporary.write_text(_text({"sha256": _sum(content), **content}), encoding="utf-8")
+        write_text(path, _text({"sha256": _sum(content), **content}))
     forget()
     return path
 
