@@ -7,7 +7,6 @@ import json
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -34,25 +33,6 @@ from . import arguments
 
 # Number of tasks whose candidates are compiled concurrently if they are few.
 _COMPILED_TOGETHER = 12
-
-
-@dataclass(frozen=True)
-class Request:
-    """What to tune for: names and batches as in `tune_targets`, precisions, whether to measure
-    existing results again, the GPUs' numbers, output files, a file whose tunables are measured
-    instead of all kernels, whether to tune gradients, and whether few candidates are enough."""
-
-    names: Sequence[str]
-    batches: Sequence[int]
-    image: str | None
-    precisions: Sequence[str]
-    force: bool
-    gpus: Sequence[int] = (0,)
-    json: Path | None = None
-    out: Path | None = None
-    kernel: str | None = None
-    gradients: bool = False
-    quick: bool = False
 
 
 def add(commands: Any) -> None:
@@ -110,79 +90,65 @@ def add(commands: Any) -> None:
         "--output", metavar="FILE", type=Path,
         help="add the results to FILE instead of the cache",
     )  # fmt: skip
-    parser.set_defaults(run=_run)
+    parser.set_defaults(run=run)
 
 
-def _run(options: argparse.Namespace) -> None:
-    variables.set_environment()
-    run(
-        Request(
-            options.what or [course_terms.DEFAULT_TERM],
-            options.batch_size,
-            options.image,
-            options.precision or [settings.precision()],
-            options.force,
-            settings.devices(),
-            options.json,
-            options.output,
-            options.kernel,
-            options.gradients,
-            options.quick,
-        )
-    )
-
-
-def run(request: Request) -> None:
+def run(options: argparse.Namespace) -> None:
     """Measure, save the results after each problem, and print tables to stdout.
 
     Raises `NoUsableGpu`, `InvalidSetting` for a file that declares no launch, what
     `tune_targets.problems` raises, and, after all tasks, the first one's error.
     """
-    only = None if request.kernel is None else _file(request.kernel)
-    precisions = [check_precision(name) for name in dict.fromkeys(request.precisions)]
-    problems = tune_targets.problems(request.names, request.batches, request.image)
-    gpu = device.get(request.gpus[0])
-    side_by_side.check_alike(request.gpus)
+    variables.set_environment()
+    only = None if options.kernel is None else _file(options.kernel)
+    named = options.precision or [settings.precision()]
+    precisions = [check_precision(name) for name in dict.fromkeys(named)]
+    names = options.what or [course_terms.DEFAULT_TERM]
+    problems = tune_targets.problems(names, options.batch_size, options.image)
+    gpus = settings.devices()
+    gpu = device.get(gpus[0])
+    side_by_side.check_alike(gpus)
     nvcc_compiler.require_nvcc()
-    directions = DIRECTIONS if request.gradients and only is None else DIRECTIONS[:1]
+    directions = DIRECTIONS if options.gradients and only is None else DIRECTIONS[:1]
     tasks = [
-        Task(problem, direction, request.kernel, request.quick)
+        Task(problem, direction, options.kernel, options.quick)
         for problem in problems
         for direction in directions
     ]
-    wanted = {task: _wanted(task, precisions, gpu, request) for task in tasks}
+    wanted = {task: _wanted(task, precisions, gpu, options) for task in tasks}
     wanted = {task: names for task, names in wanted.items() if names}
     measured: dict[Task, tuple[list[Candidate], list[Result]]] = {}
     failures = []
-    for task, answer in _answers(request, gpu, wanted):
+    for task, answer in _answers(gpus, wanted, options.quick):
         if isinstance(answer, Ece408Error):
             failures.append(answer)
             print(f"ece408: {task} is left out: {answer}", file=sys.stderr)
             continue
         measured[task] = found, results = answer
-        path = tuned.save(results, gpu, request.out)
+        path = tuned.save(results, gpu, options.output)
         print(tuner.table(task, found))
         for result in results:
             print(_line(result))
         sys.stdout.flush()
     if measured:
         print(f"ece408: results are in {path}", file=sys.stderr)
-    if request.json is not None:
-        _write(request.json, [(task, *measured[task]) for task in wanted if task in measured])
+    if options.json is not None:
+        _write(options.json, [(task, *measured[task]) for task in wanted if task in measured])
     if failures:
         raise failures[0]
 
 
 def _answers(
-    request: Request, gpu: Gpu, wanted: Mapping[Task, Sequence[str]]
+    gpus: Sequence[int], wanted: Mapping[Task, Sequence[str]], quick: bool
 ) -> Iterator[tuple[Task, Answer]]:
     """Yield the tasks' answers, with a progress bar: of candidates, or, with several GPUs, of
     tasks."""
-    if min(len(request.gpus), len(wanted)) > 1:
-        found = side_by_side.tune_all(request.gpus, wanted.items())
+    if min(len(gpus), len(wanted)) > 1:
+        found = side_by_side.tune_all(gpus, wanted.items())
         yield from tqdm(found, total=len(wanted), unit="task", disable=None, leave=False)
         return
-    for task, names in _compiled_ahead(gpu, wanted) if request.quick else wanted.items():
+    gpu = device.get(gpus[0])
+    for task, names in _compiled_ahead(gpu, wanted) if quick else wanted.items():
         try:
             yield task, _measure(gpu, task, names)
         except Ece408Error as error:
@@ -197,7 +163,9 @@ def _file(name: str) -> Kernel:
     return work.forward_kernel(name)
 
 
-def _wanted(task: Task, precisions: Sequence[str], gpu: Gpu, request: Request) -> list[str]:
+def _wanted(
+    task: Task, precisions: Sequence[str], gpu: Gpu, options: argparse.Namespace
+) -> list[str]:
     """Return the precisions to measure. For others, print the reason to stderr, or the existing
     result to stdout."""
     reason = task.only and task.only.why_not(task.problem, gpu.capability)
@@ -211,8 +179,8 @@ def _wanted(task: Task, precisions: Sequence[str], gpu: Gpu, request: Request) -
         if task.problem.dtype != "float32" or len(tuner.candidates(task, gpu, name)) < least:
             print(f"ece408: there is one kernel for {task}, nothing to choose", file=sys.stderr)
             continue
-        where = (task.problem, gpu, name, task.only, task.direction, request.out)
-        result = None if request.force else tuned.kept(*where)
+        where = (task.problem, gpu, name, task.only, task.direction, options.output)
+        result = None if options.force else tuned.kept(*where)
         if result is None:
             wanted.append(name)
         else:
