@@ -25,216 +25,150 @@ class Ece408Error(Exception):
 
     exit_code = 1
 
+    def __init_subclass__(cls, exit_code: int | None = None) -> None:
+        if exit_code is not None:
+            cls.exit_code = exit_code
 
-class InvalidSize(Ece408Error, ValueError):
+
+class InvalidSize(Ece408Error, ValueError, exit_code=3):
     """An invalid number of images, batch size or number of threads."""
 
-    exit_code = 3
 
-
-class UnknownModel(Ece408Error, ValueError):
+class UnknownModel(Ece408Error, ValueError, exit_code=4):
     """A model or a term that the course does not have."""
 
-    exit_code = 4
 
-
-class DataMissing(Ece408Error):
+class DataMissing(Ece408Error, exit_code=5):
     """Fashion-MNIST is not in the given folder, or not found at all."""
 
-    exit_code = 5
 
-
-class DataCorrupt(Ece408Error):
+class DataCorrupt(Ece408Error, exit_code=6):
     """A data file is truncated, damaged, of the wrong shape, or not Fashion-MNIST."""
 
-    exit_code = 6
 
-
-class DownloadFailed(Ece408Error):
+class DownloadFailed(Ece408Error, exit_code=7):
     """Neither the official address nor the distribution's package could be fetched."""
 
-    exit_code = 7
 
-
-class CheckpointMissing(Ece408Error):
+class CheckpointMissing(Ece408Error, exit_code=8):
     """A symbol or parameter file of a model is missing."""
 
-    exit_code = 8
 
-
-class CheckpointMismatch(Ece408Error):
+class CheckpointMismatch(Ece408Error, exit_code=9):
     """A checkpoint cannot be read, or its parameters do not fit its symbol or the images."""
 
-    exit_code = 9
 
-
-class CacheUnwritable(Ece408Error):
+class CacheUnwritable(Ece408Error, exit_code=10):
     """The cache folder cannot be created or written."""
 
-    exit_code = 10
 
-
-class MXNetMissing(Ece408Error, ImportError):
+class MXNetMissing(Ece408Error, ImportError, exit_code=11):
     """MXNet is not installed, or does not import."""
 
-    exit_code = 11
 
-
-class NotEnoughMemory(Ece408Error, MemoryError):
+class NotEnoughMemory(Ece408Error, MemoryError, exit_code=12):
     """The requested work needs more memory than this machine has free."""
 
-    exit_code = 12
 
-
-class KernelsMissing(Ece408Error):
+class KernelsMissing(Ece408Error, exit_code=13):
     """The compiled CPU kernels are not installed, or do not load."""
 
-    exit_code = 13
 
-
-class InvalidProblem(Ece408Error, ValueError):
+class InvalidProblem(Ece408Error, ValueError, exit_code=14):
     """A convolution that does not exist: wrong rank, shapes that do not fit, unknown attribute."""
 
-    exit_code = 14
 
-
-class UnsupportedProblem(Ece408Error):
+class UnsupportedProblem(Ece408Error, exit_code=15):
     """A valid convolution that the requested backend cannot compute."""
 
-    exit_code = 15
 
-
-class InvalidSetting(Ece408Error, ValueError):
+class InvalidSetting(Ece408Error, ValueError, exit_code=16):
     """A setting, from an argument or the environment, with an invalid value."""
 
-    exit_code = 16
 
-
-class OperatorFailed(Ece408Error):
+class OperatorFailed(Ece408Error, exit_code=17):
     """The operator failed while MXNet was running it; `__cause__` is the original exception."""
 
-    exit_code = 17
 
-
-class NoUsableGpu(Ece408Error):
+class NoUsableGpu(Ece408Error, exit_code=18):
     """No GPU, or a requirement for computing on it is missing."""
 
-    exit_code = 18
 
-
-class KernelCompileFailed(Ece408Error):
+class KernelCompileFailed(Ece408Error, exit_code=19):
     """A compiler refused a kernel: the text has the file, the line and the command."""
 
-    exit_code = 19
 
-
-class GpuFailed(Ece408Error):
+class GpuFailed(Ece408Error, exit_code=22):
     """The GPU or its driver reported a failure while a kernel or a copy of ours ran."""
 
-    exit_code = 22
 
-
-class WrongResult(Ece408Error):
+class WrongResult(Ece408Error, exit_code=23):
     """A kernel computes something other than a convolution, so it is not timed."""
 
-    exit_code = 23
 
-
-class TuningFailed(Ece408Error):
+class TuningFailed(Ece408Error, exit_code=24):
     """Every candidate of `ece408 tune` gave wrong results for a problem."""
 
-    exit_code = 24
 
-
-class ProfilerMissing(Ece408Error):
+class ProfilerMissing(Ece408Error, exit_code=26):
     """A recorder, ncu or compute-sanitizer is missing or does not start; recording needs CUPTI for
     Python."""
 
-    exit_code = 26
 
-
-class ProfilingNotPermitted(Ece408Error):
+class ProfilingNotPermitted(Ece408Error, exit_code=27):
     """The driver does not let this user profile the GPU."""
 
-    exit_code = 27
 
-
-class ScriptMissing(Ece408Error):
+class ScriptMissing(Ece408Error, exit_code=28):
     """The program to profile is neither a milestone nor a readable Python script."""
 
-    exit_code = 28
 
-
-class ReportUnwritable(Ece408Error):
+class ReportUnwritable(Ece408Error, exit_code=29):
     """The folder of a report cannot be created or written."""
 
-    exit_code = 29
 
-
-class NotesUnreadable(Ece408Error):
+class NotesUnreadable(Ece408Error, exit_code=30):
     """The notes in an existing report cannot be separated from the rest of it."""
 
-    exit_code = 30
 
-
-class CacheUntrusted(Ece408Error):
+class CacheUntrusted(Ece408Error, exit_code=31):
     """A cache file that could do harm, and that other users can have written."""
 
-    exit_code = 31
 
-
-class OutputUnwritable(Ece408Error):
+class OutputUnwritable(Ece408Error, exit_code=32):
     """Standard output is closed, or the disk or device behind it is full."""
 
-    exit_code = 32
 
-
-class KernelFailed(Ece408Error):
+class KernelFailed(Ece408Error, exit_code=33):
     """A user's kernel threw an exception, such as that of a CHECK, while it computed."""
 
-    exit_code = 33
 
-
-class KernelNotSupported(Ece408Error):
+class KernelNotSupported(Ece408Error, exit_code=34):
     """A user's kernel may be right, but needs a GPU or a library that is missing."""
 
-    exit_code = 34
 
-
-class WorkerFailed(Ece408Error):
+class WorkerFailed(Ece408Error, exit_code=40):
     """A worker of a job failed, or was killed."""
 
-    exit_code = 40
 
-
-class ServerFailed(Ece408Error):
+class ServerFailed(Ece408Error, exit_code=41):
     """A server of a job failed, or was killed."""
 
-    exit_code = 41
 
-
-class SchedulerFailed(Ece408Error):
+class SchedulerFailed(Ece408Error, exit_code=42):
     """The scheduler of a job failed, or was killed."""
 
-    exit_code = 42
 
-
-class HostLost(Ece408Error):
+class HostLost(Ece408Error, exit_code=43):
     """A host of a job cannot be reached, or no longer."""
 
-    exit_code = 43
 
-
-class WorkersDiffer(Ece408Error):
+class WorkersDiffer(Ece408Error, exit_code=44):
     """Workers that train one model no longer have the same weights."""
 
-    exit_code = 44
 
-
-class SchedulerUnreached(Ece408Error):
+class SchedulerUnreached(Ece408Error, exit_code=45):
     """A process of a job cannot connect to the job's scheduler."""
-
-    exit_code = 45
 
 
 _lock = threading.Lock()
