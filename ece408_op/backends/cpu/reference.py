@@ -26,14 +26,12 @@ class ReferenceBackend(Backend):
     def forward(
         self, problem: ConvProblem, x: int, w: int, bias: int | None, y: int, accumulate: bool
     ) -> Done:
-        self.require(problem, "forward")
         self.require_bias(problem, bias)
         return self._run("forward", problem, x, w, bias, y, accumulate=accumulate)
 
     def backward_data(
         self, problem: ConvProblem, w: int, dy: int, dx: int, accumulate: bool
     ) -> Done:
-        self.require(problem, "backward_data")
         return self._run("backward_data", problem, w, dy, dx, accumulate=accumulate)
 
     def backward_weight(
@@ -46,21 +44,20 @@ class ReferenceBackend(Backend):
         accumulate_w: bool,
         accumulate_bias: bool,
     ) -> Done:
-        self.require(problem, "backward_weight")
-        if dw is not None:
-            self._run("backward_weight", problem, x, dy, dw, accumulate=accumulate_w)
+        done = Done(ReferenceBackend.name, self._exactness("backward_weight"))
         if dbias is not None:
-            self._run("backward_bias", problem, dy, dbias, accumulate=accumulate_bias)
-        return Done(self.name, self._precision)
+            done = self._run("backward_bias", problem, dy, dbias, accumulate=accumulate_bias)
+        if dw is not None:
+            done = self._run("backward_weight", problem, x, dy, dw, accumulate=accumulate_w)
+        return done
+
+    def _exactness(self, direction: str) -> str:
+        """Return the precision that the log of op times names."""
+        return self._precision
 
     def _run(
-        self, function: str, problem: ConvProblem, *arrays: int | None, accumulate: bool
+        self, direction: str, problem: ConvProblem, *arrays: int | None, accumulate: bool
     ) -> Done:
-        native.run(
-            f"reference_{function}",
-            problem,
-            *arrays,
-            accumulate=accumulate,
-            threads=settings.threads(),
-        )
-        return Done(self.name, self._precision)
+        name, threads = f"reference_{direction}", settings.threads()
+        native.run(name, problem, *arrays, accumulate=accumulate, threads=threads)
+        return Done(ReferenceBackend.name, self._exactness(direction))
