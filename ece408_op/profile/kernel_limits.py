@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from . import ncu
@@ -108,7 +108,7 @@ class KernelLimits:
     @property
     def sentence(self) -> str:
         """Return the limiting factor as a sentence."""
-        found = next(filter(None, (rule(self) for rule in _RULES)), None)
+        found = next((text for applies, text in _rules(self) if applies), None)
         return found or f"latency: warps wait mostly for {_longest_wait(self)}"
 
 
@@ -146,95 +146,56 @@ def columns(kernel: KernelLimits) -> dict[str, str]:
     }
 
 
-def _few_blocks(kernel: KernelLimits) -> str | None:
+def _rules(kernel: KernelLimits) -> Iterator[tuple[bool, str]]:
+    """Yield limiting factors as sentences, each with whether it applies; the first such one
+    counts."""
     f = kernel.figures
-    if f["waves"] < 0.5:
-        return f"too few blocks: {f['blocks']:.0f} leave most of the GPU idle"
-    return None
-
-
-def _memory(kernel: KernelLimits) -> str | None:
-    f = kernel.figures
-    if f["memory"] >= _BUSY:
-        moved = (f["read"] + f["written"]) / 1e9
-        return f"memory bandwidth: it moves {moved:.2f} GB at {f['memory']:.0f} % of the peak rate"
-    return None
-
-
-def _arithmetic(kernel: KernelLimits) -> str | None:
+    yield f["waves"] < 0.5, f"too few blocks: {f['blocks']:.0f} leave most of the GPU idle"
+    moved = (f["read"] + f["written"]) / 1e9
+    yield (
+        f["memory"] >= _BUSY,
+        f"memory bandwidth: it moves {moved:.2f} GB at {f['memory']:.0f} % of the peak rate",
+    )
     for name, unit in (("fma", "multiply-adds (FMA)"), ("tensor", "tensor cores")):
-        busy = kernel.figures[name]
-        if busy >= _BUSY:
-            return f"arithmetic: {unit} are at {busy:.0f} % of their peak rate"
-    return None
-
-
-def _spills(kernel: KernelLimits) -> str | None:
-    if kernel.local >= _MUCH_LOCAL:
-        return (
-            f"register spills: {kernel.local:.1f} accesses to local memory for each load from "
-            f"global memory, with {kernel.figures['registers']:.0f} registers a thread"
-        )
-    return None
-
-
-def _uncoalesced(kernel: KernelLimits) -> str | None:
+        yield f[name] >= _BUSY, f"arithmetic: {unit} are at {f[name]:.0f} % of their peak rate"
+    yield (
+        kernel.local >= _MUCH_LOCAL,
+        f"register spills: {kernel.local:.1f} accesses to local memory for each load from "
+        f"global memory, with {f['registers']:.0f} registers a thread",
+    )
     sectors = kernel.sectors_of_a_load
-    if sectors >= _MANY_SECTORS and kernel.figures["l1"] >= _IDLE:
-        return (
-            f"uncoalesced loads: a warp's load takes {sectors:.0f} sectors of 32 bytes, where "
-            f"{_SECTORS} hold 32 neighbouring floats"
-        )
-    return None
-
-
-def _bank_conflicts(kernel: KernelLimits) -> str | None:
-    if kernel.conflicts >= _MANY_CONFLICTS and kernel.figures["shared"] >= _IDLE:
-        return f"bank conflicts: {kernel.conflicts:.0%} of accesses to shared memory are repeats"
-    return None
-
-
-def _caches(kernel: KernelLimits) -> str | None:
-    shared, l1 = kernel.figures["shared"], kernel.figures["l1"]
-    if shared >= _BUSY:
-        return f"shared memory, at {shared:.0f} % of its peak rate: keep more in registers"
-    if l1 >= _BUSY:
-        return (
-            f"the L1 cache, at {l1:.0f} % of its peak rate: keep more in registers or shared "
-            "memory, or load more at once"
-        )
-    return None
-
-
-def _instructions(kernel: KernelLimits) -> str | None:
-    issue, fma = kernel.figures["issue"], kernel.figures["fma"]
-    if issue >= _BUSY:
-        return (
-            f"instruction issue, at {issue:.0f} % of its peak rate, and multiply-adds at "
-            f"{fma:.0f} %: the other instructions compute addresses or move data"
-        )
-    return None
-
-
-def _low_occupancy(kernel: KernelLimits) -> str | None:
-    f = kernel.figures
+    yield (
+        sectors >= _MANY_SECTORS and f["l1"] >= _IDLE,
+        f"uncoalesced loads: a warp's load takes {sectors:.0f} sectors of 32 bytes, where "
+        f"{_SECTORS} hold 32 neighbouring floats",
+    )
+    yield (
+        kernel.conflicts >= _MANY_CONFLICTS and f["shared"] >= _IDLE,
+        f"bank conflicts: {kernel.conflicts:.0%} of accesses to shared memory are repeats",
+    )
+    yield (
+        f["shared"] >= _BUSY,
+        f"shared memory, at {f['shared']:.0f} % of its peak rate: keep more in registers",
+    )
+    yield (
+        f["l1"] >= _BUSY,
+        f"the L1 cache, at {f['l1']:.0f} % of its peak rate: keep more in registers or shared "
+        "memory, or load more at once",
+    )
+    yield (
+        f["issue"] >= _BUSY,
+        f"instruction issue, at {f['issue']:.0f} % of its peak rate, and multiply-adds at "
+        f"{f['fma']:.0f} %: the other instructions compute addresses or move data",
+    )
     limits = {name: f[name] for name in _RESOURCES if not math.isnan(f[name])}
-    if f["possible_warps"] > 2 * _IDLE or not limits:
-        return None
-    least = min(limits, key=lambda name: limits[name])
-    return (
-        f"low occupancy: {_RESOURCES[least]} allows {f['possible_warps']:.0f} % of a "
-        f"multiprocessor's warps, and they wait mostly for {_longest_wait(kernel)}"
+    least = min(limits, key=lambda name: limits[name], default="")
+    yield (
+        bool(limits) and not f["possible_warps"] > 2 * _IDLE,
+        f"low occupancy: {_RESOURCES.get(least)} allows {f['possible_warps']:.0f} % of a "
+        f"multiprocessor's warps, and they wait mostly for {_longest_wait(kernel)}",
     )
 
 
 def _longest_wait(kernel: KernelLimits) -> str:
     known = {name: kernel.figures[name] for name in STALLS if not math.isnan(kernel.figures[name])}
     return STALLS[max(known, key=lambda name: known[name])] if known else "what no counter tells"
-
-
-# The first rule that applies is used.
-_RULES = (
-    *(_few_blocks, _memory, _arithmetic, _spills, _uncoalesced),
-    *(_bank_conflicts, _caches, _instructions, _low_occupancy),
-)
