@@ -16,6 +16,7 @@ from ..backends.cuda.kernels import catalog, tuned
 from ..backends.cuda.kernels.tuned import Choice, Result
 from ..backends.cuda.runtime.device import Gpu
 from ..errors import GpuFailed, KernelCompileFailed, TuningFailed
+from ..files import markdown
 from ..problem import PRECISIONS, ConvProblem
 from .compiling import compile_all
 from .cuda_timer import Bench, Timing, bench, strict_plan
@@ -250,6 +251,5 @@ def table(task: Task, found: Sequence[Candidate]) -> str:
                 f"not used: {timing.failure}" if timing.failure else "",
             )
         )
-    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
-    lines = ["  ".join(cell.ljust(w) for cell, w in zip(row, widths)).rstrip() for row in rows]
+    lines = markdown.aligned(rows, range(len(rows[0])))
     return "\n".join([f"{task}:", *(f"  {line}" for line in lines)])

@@ -28,6 +28,7 @@ from ..errors import (
     KernelNotSupported,
     WrongResult,
 )
+from ..files import markdown
 from ..files.cachedir import write_text
 from ..files.resources import kernels_dir
 from ..lab import check as checking
@@ -260,10 +261,8 @@ def _explanation(name: str, layer: str, found: Explanation) -> str:
         lines.append(f"  {found.failure}")
     rows = [{**kernel_limits.columns(each), "function": each.name} for each in found.kernels]
     if rows:
-        widths = {key: max(len(key), *(len(row[key]) for row in rows)) for key in rows[0]}
-        for row in ({key: key for key in rows[0]}, *rows):
-            cells = (f"{row[key]:>{width}}" for key, width in widths.items() if key != "function")
-            lines.append(f"  {'  '.join(cells)}  {row['function']}")
+        cells = [list(rows[0]), *(list(row.values()) for row in rows)]
+        lines += [f"  {line}" for line in markdown.aligned(cells, (len(rows[0]) - 1,))]
     ran = {explanation.plain_name(each.name) for each in found.kernels}
     for function, each in found.resources.items():
         if not ran or explanation.plain_name(function) in ran:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from ..backends.emulator.counts import Count, Launched
+from ..files import markdown
 from ..lab.counting import Counted, Resident
 
 _SOURCE_WIDTH = 44
@@ -44,13 +45,7 @@ def _launch(launched: Launched, resident: Resident, architecture: str) -> str:
 def _table(counts: Sequence[Count], source: Path) -> list[str]:
     texts = _Texts(source.parent)
     rows = [_HEAD, *(_row(each, texts) for each in counts if _matters(each))]
-    widths = [max(len(row[column]) for row in rows) for column in range(len(_HEAD))]
-    lines = []
-    for row in rows:
-        cells = [f"{row[0]:<{widths[0]}}", f"{row[1]:<{widths[1]}}"]
-        cells += [f"{cell:>{width}}" for cell, width in zip(row[2:6], widths[2:6])]
-        lines.append(f"    {'  '.join([*cells, row[6]])}".rstrip())
-    return lines
+    return [f"    {line}" for line in markdown.aligned(rows, (0, 1, 6))]
 
 
 def _matters(each: Count) -> bool:

@@ -176,15 +176,8 @@ def _remarks(entry: Entry, ranking: Ranking) -> list[str]:
 def _terminal(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     """Return the table without empty columns."""
     columns = [column for column in zip(head, *rows) if any(column[1:])]
-    widths = [max(map(len, column)) for column in columns]
-    lines = [
-        "  ".join(
-            text.ljust(width) if column[0] in ("name", "remarks") else text.rjust(width)
-            for column, text, width in zip(columns, line, widths)
-        ).rstrip()
-        for line in zip(*columns)
-    ]
-    return "\n".join(lines)
+    words = [i for i, column in enumerate(columns) if column[0] in ("name", "remarks")]
+    return "\n".join(markdown.aligned(list(zip(*columns)), words))
 
 
 def _csv(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from ..errors import InvalidSetting
 from ..files.cachedir import atomic_path
+from ..files.resources import imported
 from .comparison import Row, Run
 
 SUFFIXES = (".png", ".svg", ".pdf")
@@ -35,13 +35,7 @@ def check(path: Path) -> None:
 
 def _figure_module() -> Any:
     # Not pyplot, which looks for a display.
-    try:
-        return importlib.import_module("matplotlib.figure")
-    except ImportError as error:
-        raise InvalidSetting(
-            f"--plot needs Matplotlib, which does not import ({error}); "
-            "pip install 'ece408_op[plot]'"
-        ) from error
+    return imported("matplotlib.figure", "--plot needs Matplotlib", "plot")
 
 
 def write_plot(path: Path, rows: Sequence[Row]) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from ..files import markdown
 from .comparison import Row, Run
 from .course_terms import BASELINE
 
@@ -21,7 +22,7 @@ def table(rows: Sequence[Row]) -> str:
     layers = max((len(run.op_seconds) for run in runs), default=0)
     theirs = {run.term: run.op_seconds for run in runs if run.script == "m1.1"}
     times = [name for layer in range(1, layers + 1) for name in (f"conv{layer} ms", "gain")]
-    header = ("script", "term", "model", "images", "accuracy", *times, "program s", "peak MiB")
+    header = (*_WORDS, "images", "accuracy", *times, "program s", "peak MiB")
     reasons = list(dict.fromkeys(_reason(run) for run in runs if not _has(run)))
     lines = [header]
     for run in runs:
@@ -32,7 +33,7 @@ def table(rows: Sequence[Row]) -> str:
             lines.append((*names, f"({reasons.index(_reason(run)) + 1})"))
     return "\n".join(
         [
-            *_aligned(header, lines),
+            *markdown.aligned(lines, range(len(_WORDS))),
             "",
             *([_GAIN, _repeats(rows)] if layers else []),
             *(f"({number}) {reason}" for number, reason in enumerate(reasons, 1)),
@@ -59,17 +60,6 @@ def _figures(run: Run, theirs: Sequence[float], layers: int) -> tuple[str, ...]:
     cells += ["-", ""] * (layers - len(run.op_seconds))
     mebibytes = run.peak_bytes / (1 << 20)
     return (f"{run.accuracy:.4f}", *cells, f"{run.elapsed_s:.2f}", f"{mebibytes:.0f}")
-
-
-def _aligned(header: Sequence[str], lines: Sequence[Sequence[str]]) -> list[str]:
-    widths = [max(len(line[i]) for line in lines if i < len(line)) for i, _ in enumerate(header)]
-    return [
-        "  ".join(
-            cell.ljust(width) if name in _WORDS else cell.rjust(width)
-            for cell, width, name in zip(line, widths, header)
-        ).rstrip()
-        for line in lines
-    ]
 
 
 def _repeats(rows: Sequence[Row]) -> str:

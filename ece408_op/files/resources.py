@@ -5,11 +5,24 @@ They are at the top of the checkout; a regular install copies them into the pack
 
 from __future__ import annotations
 
+import importlib
 from pathlib import Path
+from typing import Any
 
-from ..errors import CheckpointMissing, KernelsMissing
+from ..errors import CheckpointMissing, InvalidSetting, KernelsMissing
 
 _PACKAGE = Path(__file__).resolve().parents[1]
+
+
+def imported(module: str, who: str, extra: str) -> Any:
+    """Return a module of a library that is optional for `who`. Raises `InvalidSetting` with the
+    extra of this package that installs it."""
+    try:
+        return importlib.import_module(module)
+    except ImportError as error:
+        raise InvalidSetting(
+            f"{who}, which does not import ({error}); pip install 'ece408_op[{extra}]'"
+        ) from error
 
 
 def kernels_dir() -> Path:

@@ -13,6 +13,7 @@ from typing import Any
 
 from ..backends.cuda.kernels import catalog
 from ..backends.cuda.staged.staging import covered
+from ..files import markdown
 from .activities import KERNEL, OP_CALL, Activity, in_order
 from .gpu_ceilings import GpuCeilings
 from .layers import catalog_name
@@ -164,16 +165,5 @@ def table(found: Sequence[Figure], ceilings: GpuCeilings) -> str:
         for figure in found
         for f in figure.functions
     )
-    return f"{ceilings}\n{_aligned(rows, words=3)}\n\n{_aligned(needs, words=1)}"
-
-
-def _aligned(rows: Sequence[tuple[str, ...]], words: int) -> str:
-    """Align columns: the first `words` to the left, the others to the right."""
-    widths = [max(map(len, column)) for column in zip(*rows)]
-    return "\n".join(
-        "  ".join(
-            cell.ljust(width) if number < words else cell.rjust(width)
-            for number, (cell, width) in enumerate(zip(row, widths))
-        )
-        for row in rows
-    )
+    lines = [*markdown.aligned(rows, range(3)), "", *markdown.aligned(needs, range(1))]
+    return "\n".join([str(ceilings), *lines])

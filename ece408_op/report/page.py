@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import base64
-import importlib
 import mimetypes
 import re
 from pathlib import Path
 from typing import Any
 
-from ..errors import InvalidSetting
+from ..files.resources import imported
 from . import notes, rendering
 
 # Content wider than the screen scrolls separately.
@@ -26,13 +25,7 @@ def require() -> None:
 
 
 def _markdown() -> Any:
-    try:
-        parser = importlib.import_module("markdown_it").MarkdownIt
-    except ImportError as error:
-        raise InvalidSetting(
-            f"a report needs markdown-it-py, which does not import ({error}); "
-            "pip install 'ece408_op[report]'"
-        ) from error
+    parser = imported("markdown_it", "a report needs markdown-it-py", "report").MarkdownIt
     # HTML in the text, a student's or a program's, stays text.
     made = parser("commonmark", {"html": False}).enable("table")
     made.add_render_rule("table_open", lambda *_: f"{_SCROLLS}<table>\n")

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import importlib
 import re
 from typing import Any
 
-from ..errors import InvalidSetting
+from ..files.resources import imported
 from .ladder import Gain
 from .spread import Spread
 
@@ -16,13 +15,7 @@ _SPECIAL = re.compile(r"[\\*\[\]<]|(?<![A-Za-z0-9])_|_(?![A-Za-z0-9])")
 
 def require() -> Any:
     """Return the module jinja2. Raises `InvalidSetting` unless it imports."""
-    try:
-        return importlib.import_module("jinja2")
-    except ImportError as error:
-        raise InvalidSetting(
-            f"a report needs Jinja, which does not import ({error}); "
-            "pip install 'ece408_op[report]'"
-        ) from error
+    return imported("jinja2", "a report needs Jinja", "report")
 
 
 def render(template: str, **values: Any) -> str:

@@ -7,12 +7,11 @@ prefers dark, so that it works alone and embedded.
 from __future__ import annotations
 
 import contextlib
-import importlib
 import io
 from collections.abc import Iterator
 from typing import Any
 
-from ..errors import InvalidSetting
+from ..files.resources import imported
 
 WIDE = 9.0  # inches, the width of the page's text
 PAPER, INK, FAINT = "#ffffff", "#1f2328", "#848d97"
@@ -70,14 +69,8 @@ def require() -> None:
 
 
 def _matplotlib(module: str) -> Any:
-    try:
-        # Not pyplot, which looks for a screen.
-        return importlib.import_module(f"matplotlib.{module}")
-    except ImportError as error:
-        raise InvalidSetting(
-            f"a report needs Matplotlib, which does not import ({error}); "
-            "pip install 'ece408_op[report]'"
-        ) from error
+    # Not pyplot, which looks for a screen.
+    return imported(f"matplotlib.{module}", "a report needs Matplotlib", "report")
 
 
 @contextlib.contextmanager
