@@ -7,6 +7,9 @@
 // a row of pixels that several outputs need is read once and stays in registers.
 #pragma once
 
+#include "layer.cuh"
+#include "output.cuh"
+
 #ifndef GROUPS
 #define GROUPS 8
 #endif
@@ -19,45 +22,6 @@
 #endif
 #ifndef HELD
 #define HELD GROUP_IN  // planes of a group that are in shared memory at once
-#endif
-#ifndef HEIGHT
-#define HEIGHT 28
-#endif
-#ifndef WIDTH
-#define WIDTH 28
-#endif
-#ifndef KERNEL_H
-#define KERNEL_H 3
-#endif
-#ifndef KERNEL_W
-#define KERNEL_W 3
-#endif
-#ifndef STRIDE_H
-#define STRIDE_H 1
-#endif
-#ifndef STRIDE_W
-#define STRIDE_W 1
-#endif
-#ifndef PAD_H
-#define PAD_H 1
-#endif
-#ifndef PAD_W
-#define PAD_W 1
-#endif
-#ifndef DILATE_H
-#define DILATE_H 1
-#endif
-#ifndef DILATE_W
-#define DILATE_W 1
-#endif
-#ifndef BIAS
-#define BIAS 0  // 1: bias[channel] is added
-#endif
-#ifndef ACCUMULATE
-#define ACCUMULATE 0  // 1: the result is added to the output, 0: overwrites it
-#endif
-#ifndef ACTIVATE
-#define ACTIVATE(v)  // statements on v, the result, before it is stored
 #endif
 
 // A thread has ROWS rows of all of a group's outputs. A block has STRIPS times as many rows of one

@@ -1,8 +1,11 @@
 // Shared by the general kernels: types, the layer's shape, and a tile of a matrix product whose
-// factors are functions. The default layer has stride, padding, dilation and groups.
+// factors are functions.
 #pragma once
 
 #include <cuda_fp16.h>
+
+#include "layer.cuh"
+#include "output.cuh"
 
 #ifndef ELEMENT
 #define ELEMENT float  // of the arrays: float, double or __half
@@ -13,53 +16,8 @@
 #ifndef TOTAL
 #define TOTAL SUM  // the type that adds up the sums of DEPTH_STEP products
 #endif
-#ifndef CHANNELS
-#define CHANNELS 12
-#endif
-#ifndef HEIGHT
-#define HEIGHT 33
-#endif
-#ifndef WIDTH
-#define WIDTH 33
-#endif
-#ifndef FILTERS
-#define FILTERS 24
-#endif
-#ifndef KERNEL_H
-#define KERNEL_H 3
-#endif
-#ifndef KERNEL_W
-#define KERNEL_W 3
-#endif
-#ifndef STRIDE_H
-#define STRIDE_H 2
-#endif
-#ifndef STRIDE_W
-#define STRIDE_W 2
-#endif
-#ifndef PAD_H
-#define PAD_H 1
-#endif
-#ifndef PAD_W
-#define PAD_W 1
-#endif
-#ifndef DILATE_H
-#define DILATE_H 2
-#endif
-#ifndef DILATE_W
-#define DILATE_W 2
-#endif
 #ifndef GROUPS
 #define GROUPS 3
-#endif
-#ifndef BIAS
-#define BIAS 0  // 1: bias[filter] is added
-#endif
-#ifndef ACCUMULATE
-#define ACCUMULATE 0  // 1: the result is added to the output, 0: overwrites it
-#endif
-#ifndef ACTIVATE
-#define ACTIVATE(v)  // statements on v, the result, before it is stored
 #endif
 
 // A block has THREADS_R x THREADS_C threads, each with PER_ROW x PER_COLUMN elements of the
