@@ -12,40 +12,17 @@
 #define WIDTH 70
 #define FILTERS 12
 #endif
-#include "output.cuh"
-#include "shape.cuh"
-
-#ifndef ROWS
-#define ROWS 6
-#endif
 #ifndef BLOCK_FILTERS
 #define BLOCK_FILTERS 4
 #endif
-#ifndef THREADS
-#define THREADS 128
-#endif
-#ifndef BLOCKS
-#define BLOCKS 4
-#endif
-
-constexpr int kStrips = divide_up(kOutH, ROWS);
-constexpr int kFilterBlocks = divide_up(FILTERS, BLOCK_FILTERS);
+#include "register_tiles.cuh"
 
 static_assert(CHANNELS == 1, "this kernel is for one input channel");
-
-// All weights, the filters of a block side by side.
-__device__ void load_weights(float (&weights)[kFilterBlocks][kTaps][BLOCK_FILTERS],
-                             const float *w) {
-    for (int i = threadIdx.x; i < kFilterBlocks * BLOCK_FILTERS * kTaps; i += THREADS) {
-        const int m = i / kTaps, tap = i % kTaps;
-        weights[m / BLOCK_FILTERS][tap][m % BLOCK_FILTERS] = m < FILTERS ? w[i] : 0;
-    }
-}
 
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
     convolve(float *y, const float *x, const float *w, const float *bias, int batch) {
     __shared__ __align__(16) float weights[kFilterBlocks][kTaps][BLOCK_FILTERS];
-    load_weights(weights, w);
+    load_all_weights(weights, w);
     __syncthreads();
     const unsigned index = blockIdx.x * THREADS + threadIdx.x;
     const int j = index % kOutW, strip = index / kOutW % kStrips;

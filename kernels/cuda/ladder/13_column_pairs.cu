@@ -12,39 +12,20 @@
 #define WIDTH 70
 #define FILTERS 12
 #endif
-#include "float2.cuh"
-#include "shape.cuh"
-
 #ifndef ROWS
 #define ROWS 3
 #endif
 #ifndef BLOCK_FILTERS
 #define BLOCK_FILTERS 4
 #endif
-#ifndef THREADS
-#define THREADS 128
-#endif
-#ifndef BLOCKS
-#define BLOCKS 4
-#endif
-
-constexpr int kStrips = divide_up(kOutH, ROWS);
-constexpr int kFilterBlocks = divide_up(FILTERS, BLOCK_FILTERS);
+#include "float2.cuh"
+#include "register_tiles.cuh"
 
 constexpr int kPairs = kOutW / 2;                 // of columns
 constexpr int kWindow = (KERNEL_W + 1) / 2 * 2;   // pixels of a row under two columns
 
 static_assert(CHANNELS == 1, "this kernel is for one input channel");
 static_assert(WIDTH % 2 == 0 && kOutW % 2 == 0, "pairs must be aligned");
-
-// All weights, the filters of a block side by side.
-__device__ void load_weights(float (&weights)[kFilterBlocks][kTaps][BLOCK_FILTERS],
-                             const float *w) {
-    for (int i = threadIdx.x; i < kFilterBlocks * BLOCK_FILTERS * kTaps; i += THREADS) {
-        const int m = i / kTaps, tap = i % kTaps;
-        weights[m / BLOCK_FILTERS][tap][m % BLOCK_FILTERS] = m < FILTERS ? w[i] : 0;
-    }
-}
 
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
     convolve(float *y, const float *x, const float *w, const float *bias, int batch) {
@@ -71,7 +52,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
         }
     }
     // While the pixels are in flight.
-    load_weights(weights, w);
+    load_all_weights(weights, w);
     __syncthreads();
     if (!active) return;
     float *column = y + b * kOutImage + i0 * kOutW + j;
