@@ -18,7 +18,6 @@ from ..operator import variables
 from ..problem import PRECISIONS
 from ..profile import convolution_times
 from . import arguments, profile_options, program
-from .profile_options import ProfileOptions
 
 
 def add(commands: Any) -> None:
@@ -125,8 +124,7 @@ def _run_milestone(options: argparse.Namespace) -> None:
         model_dir=options.model_dir,
     )
 
-    requested = profile_options.of(options)
-    profiled = options.profile or requested != ProfileOptions()
+    profiled = options.profile or any(getattr(options, each) for each in profile_options.NAMES)
     # MXNet has a single profiler, and our operator measures its op times itself.
     timed = not profiled and not options.milestone.own_operator
 
@@ -136,7 +134,7 @@ def _run_milestone(options: argparse.Namespace) -> None:
         print(run_time.summary(), file=sys.stderr)
 
     if profiled:
-        _profile_milestone(options, requested, work)
+        _profile_milestone(options, work)
     else:
         work()
         program.end_at_once()
@@ -154,9 +152,7 @@ def _backend(options: argparse.Namespace) -> str | None:
     return "cuda"
 
 
-def _profile_milestone(
-    options: argparse.Namespace, requested: ProfileOptions, work: Callable[[], None]
-) -> None:
+def _profile_milestone(options: argparse.Namespace, work: Callable[[], None]) -> None:
     from . import profiling  # imported here, because it imports much that others do not need
 
     on_gpu = options.milestone.on_gpu or settings.backend() == "cuda"
@@ -166,6 +162,6 @@ def _profile_milestone(
     on_gpu = on_gpu and not options.no_gpu
     line = profile_options.without(options.line)
     again = [*this_python.running(__package__.partition(".")[0]), *line]
-    outcome = profiling.profile(work, line, again, requested, on_gpu, options.tables_to)
+    outcome = profiling.profile(work, line, again, options, on_gpu, options.tables_to)
     if outcome.failure is not None:
         raise outcome.failure

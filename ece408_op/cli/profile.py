@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import dataclasses
 import sys
 from pathlib import Path
 from typing import Any
@@ -34,16 +33,15 @@ def add(commands: Any) -> None:
 
 
 def _run(options: argparse.Namespace) -> int:
-    requested = profile_options.of(options)
     if options.script not in MILESTONES:
         on_gpu = not options.no_gpu and _has_gpu()
         script = Path(options.script)
-        return profiling.profile_script(script, options.arguments, requested, on_gpu)
+        return profiling.profile_script(script, options.arguments, options, on_gpu)
     line = [options.script, *options.arguments]
     inner = milestones.parse([options.script, "--profile", *options.arguments])
     inner.line, inner.tables_to, inner.no_gpu = line, sys.stdout, options.no_gpu
-    for name, value in dataclasses.asdict(requested).items():
-        setattr(inner, name, getattr(inner, name) or value)
+    for name in profile_options.NAMES:
+        setattr(inner, name, getattr(inner, name) or getattr(options, name))
     arguments.choose_gpu(inner)
     return inner.run(inner) or 0
 

@@ -4,21 +4,13 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
-
-@dataclass(frozen=True)
-class ProfileOptions:
-    """Output files of a profile, and whether ncu also runs the command."""
-
-    json: Path | None = None
-    trace: Path | None = None
-    ncu: bool = False
+NAMES = ("json", "trace", "ncu")
 
 
 def add(parser: argparse.ArgumentParser) -> None:
-    """Add `--json`, `--trace` and `--ncu`, parsed by `of`."""
+    """Add `--json`, `--trace` and `--ncu`."""
     parser.add_argument(
         "--json", metavar="FILE", type=Path, help="write the profile, every activity of it, to FILE"
     )
@@ -31,11 +23,6 @@ def add(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--ncu", action="store_true", help="add hardware counters: runs once more, under ncu"
     )
-
-
-def of(options: argparse.Namespace) -> ProfileOptions:
-    """Return the values of the options added by `add`."""
-    return ProfileOptions(options.json, options.trace, options.ncu)
 
 
 def without(line: Sequence[str]) -> list[str]:

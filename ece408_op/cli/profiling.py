@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import dataclasses
 import runpy
 import sys
@@ -16,12 +17,11 @@ from ..files.cachedir import write_text
 from ..profile import layers, ncu, profile_summary, recording, tables
 from ..profile.activities import Profile, to_json
 from ..profile.trace import to_trace
-from .profile_options import ProfileOptions
 from .program import output_failed
 
 
 def profile_script(
-    path: Path, arguments: Sequence[str], requested: ProfileOptions, gpu: bool
+    path: Path, arguments: Sequence[str], requested: argparse.Namespace, gpu: bool
 ) -> int:
     """Run a Python script as `python path arguments` would, with tables on stdout; return its exit
     code.
@@ -56,15 +56,15 @@ def profile(
     program: Callable[[], object],
     command: Sequence[str],
     again: Sequence[str],
-    requested: ProfileOptions,
+    requested: argparse.Namespace,
     gpu: bool,
     stream: TextIO,
 ) -> recording.Outcome:
     """Record a program, print the tables to `stream` after its own output, and write the files.
 
-    `command` is the command line named in the profile; `again` runs it in a separate process. The
-    outcome contains the program's exception. If nothing was recorded before it failed, there are no
-    tables and no files.
+    `requested` has the profile options; `command` is the command line named in the profile; `again`
+    runs it in a separate process. The outcome contains the program's exception. If nothing was
+    recorded before it failed, there are no tables and no files.
 
     Raises, before the program begins, `CacheUnwritable` for unwritable files, `ProfilerMissing` and
     `ProfilingNotPermitted`; if ncu is the cause, the last two come after everything else.
@@ -102,7 +102,7 @@ def _with_figures(found: Profile) -> Profile:
         return dataclasses.replace(found, notes=(*found.notes, note))
 
 
-def _write(found: Profile, requested: ProfileOptions) -> None:
+def _write(found: Profile, requested: argparse.Namespace) -> None:
     if requested.json is not None:
         sections = [dataclasses.asdict(section) for section in tables.sections(found)]
         write_text(requested.json, to_json(found, tables=sections))

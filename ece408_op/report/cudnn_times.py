@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from ..bench import results
+from ..bench import results, shapes
 from ..course.course_terms import Term
 from ..files.resources import results_dir
 from . import ladder
@@ -33,7 +33,7 @@ def recorded(term: Term) -> Recorded | None:
     found: dict[str, dict[str, float]] = {}
     batch = 0
     for layer, problem in ladder.problems(term, 1).items():
-        row = rows.get(ladder.shape_name(problem) or "", {"ms": {}})
+        row = rows.get(shapes.called(problem), {"ms": {}})
         for who in row["ms"]:
             ms = results.median(row, who)
             if who.startswith("cudnn ") and ms is not None:

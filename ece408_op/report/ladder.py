@@ -11,7 +11,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from ..bench.shapes import SHAPES
 from ..course.course_terms import Term
 from ..errors import InvalidSetting
 from ..problem import ConvProblem
@@ -116,11 +115,3 @@ def problems(term: Term, batch: int) -> dict[str, ConvProblem]:
         # Without padding a side shrinks by four pixels; a pooling layer then halves it.
         channels, side = filters, (side - 4) // 2
     return found
-
-
-def shape_name(problem: ConvProblem) -> str | None:
-    """Return the benchmarks' name of a problem, whatever its batch."""
-    for name, shape in SHAPES.items():
-        if dataclasses.replace(shape, batch=problem.batch) == problem:
-            return name
-    return None

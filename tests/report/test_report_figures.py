@@ -11,7 +11,7 @@ from dataclasses import replace
 import pytest
 from played import played_ladder
 
-from ece408_op.bench import results
+from ece408_op.bench import results, shapes
 from ece408_op.course.comparison import Run
 from ece408_op.course.course_terms import TERMS
 from ece408_op.files.resources import results_dir
@@ -58,7 +58,7 @@ def _recorded_ladder():
     document = results.load(results_dir() / "cuda_bench.json")
     layers = ladder.problems(TERMS["2019fa"], 10000)
     rows = {row["case"]: row["ms"] for row in document["rows"]}
-    kernels = {n: rows[ladder.shape_name(p)] for n, p in layers.items()}
+    kernels = {n: rows[shapes.called(p)] for n, p in layers.items()}
     names = dict.fromkeys(
         name for of_layer in kernels.values() for name in of_layer if name[0].isdigit()
     )
@@ -219,5 +219,5 @@ def test_a_ladder_survives_its_json():
 )  # fmt: skip
 def test_a_terms_layers_are_those_of_the_benchmarks(term, names):
     found = ladder.problems(TERMS[term], 7)
-    assert [ladder.shape_name(each) for each in found.values()] == names
+    assert [shapes.called(each) for each in found.values()] == names
     assert all(each.batch == 7 for each in found.values())
