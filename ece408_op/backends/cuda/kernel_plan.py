@@ -271,13 +271,3 @@ def architecture(names: tuple[str, ...], capability: Capability) -> str | None:
 def divide_up(count: int, size: int) -> int:
     """Return ceil(count / size)."""
     return -(-count // size)
-
-
-def window_defines(problem: ConvProblem) -> Defines:
-    """Return the macros for kernel, strides, padding and dilation, such as KERNEL_H and
-    KERNEL_W."""
-    return tuple(
-        (f"{name.upper()}_{axis}", value)
-        for name in ("kernel", "stride", "pad", "dilate")
-        for axis, value in zip("HW", getattr(problem, name))
-    )

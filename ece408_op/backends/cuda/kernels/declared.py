@@ -39,7 +39,7 @@ from ..kernel_plan import (
     Tunables,
     divide_up,
 )
-from .runtime_shapes import output_defines
+from . import layer_macros
 
 _LINE = re.compile(r"^\s*//\s*(ece408:)?(.*)$")
 _LAUNCH = re.compile(r"launch\s+(\w+)\s*<<<(.+)>>>\s*\((.*)\)\s*;?$")
@@ -283,7 +283,9 @@ class _Declared(Family):
             **_pair("PAD", problem.pad), **_pair("DILATE", problem.dilate),
         }  # fmt: skip
         given = tuple(shape.items()) if "shape.cuh" in self._includes else ()
-        output = output_defines(problem, accumulate) if "output.cuh" in self._includes else ()
+        output = (
+            layer_macros.output(problem.bias, accumulate) if "output.cuh" in self._includes else ()
+        )
         return (*given, *output, ("ECE408_TEXT", f"0x{self._file.key}"))
 
     def _mentions(self, names: str, macro: str) -> bool:

@@ -12,18 +12,8 @@ from functools import partial
 
 from ....problem import ConvProblem
 from .. import gpu_limits
-from ..kernel_plan import (
-    Capability,
-    Code,
-    Defines,
-    Family,
-    Launch,
-    Layout,
-    Plan,
-    divide_up,
-    entry,
-    window_defines,
-)
+from ..kernel_plan import Capability, Code, Defines, Family, Launch, Layout, Plan, divide_up, entry
+from . import layer_macros
 
 _MOST_TAPS = 7  # per axis
 _MOST_REACH = 64  # rows that a window spans
@@ -254,16 +244,18 @@ class _Planes(Family):
     def _other_floats(self, problem: ConvProblem, planes: int, threads: int) -> int:
         """Return the floats of shared memory other than pixels, for this number of planes."""
 
-    def _defines(self, problem: ConvProblem, layout: Bands, accumulate: bool) -> Defines:
-        sizes = [(name.upper(), getattr(problem, name)) for name in ("groups", "height", "width")]
+    def _defines(
+        self, problem: ConvProblem, layout: Bands, accumulate: bool, bias: bool = False
+    ) -> Defines:
         of_group = (
             *zip(("GROUP_IN", "GROUP_OUT"), self._shape(problem).of_group),
             ("HELD", self._held(problem, layout)),
         )
         return (
-            *(*sizes, *window_defines(problem)),
+            *layer_macros.sizes(problem, "groups", "height", "width"),
+            *layer_macros.window(problem),
             *(of_group if self.few else ()),
-            *((("ACCUMULATE", 1),) if accumulate else ()),
+            *layer_macros.output(bias, accumulate),
             *layout.defines,
         )
 
@@ -325,8 +317,8 @@ class Forward(_Gather):
             (layout.threads, 1, 1),
             ("y", "x", "w", "bias", problem.batch),
         )
-        bias = (("BIAS", 1),) if problem.bias else ()
-        return Plan(kernel, (*self._defines(problem, layout, accumulate), *bias), (launch,))
+        macros = self._defines(problem, layout, accumulate, problem.bias)
+        return Plan(kernel, macros, (launch,))
 
 
 class BackwardData(_Gather):

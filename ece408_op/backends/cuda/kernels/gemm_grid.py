@@ -15,7 +15,8 @@ from dataclasses import dataclass
 
 from ....problem import ConvProblem
 from .. import gpu_limits
-from ..kernel_plan import Defines, divide_up, window_defines
+from ..kernel_plan import Defines, divide_up
+from . import layer_macros
 
 SHARED_BYTES = gpu_limits.shared_bytes((9, 0)) - gpu_limits.RESERVED_SHARED_BYTES
 RECORD_BYTES = 16
@@ -288,10 +289,9 @@ def defines(problem: ConvProblem, made: Product, accumulate: bool, bias: bool) -
         for name in ("grid", "in_first", "in_step", "out_first", "out_step", "valid", "last")
     ]
     return (
-        *(*layer, *window_defines(problem), ("GROUPS", problem.groups), *grid),
+        *(*layer, *layer_macros.window(problem), ("GROUPS", problem.groups), *grid),
         *(("SETS", made.sets), ("FOLD", int(made.folded))),
         ("FOLD_TAPS", int(made.folded_taps)),
         *((("ELEMENT", "__half"), ("PARTS", 1)) if problem.dtype == "float16" else ()),
-        *((("BIAS", 1),) if bias else ()),
-        *((("ACCUMULATE", 1),) if accumulate else ()),
+        *layer_macros.output(bias, accumulate),
     )

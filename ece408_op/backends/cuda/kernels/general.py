@@ -7,18 +7,8 @@ import math
 from dataclasses import dataclass
 
 from ....problem import ITEM_BYTES, ConvProblem
-from ..kernel_plan import (
-    Capability,
-    Code,
-    Defines,
-    Family,
-    Launch,
-    Layout,
-    Plan,
-    divide_up,
-    entry,
-    window_defines,
-)
+from ..kernel_plan import Capability, Code, Defines, Family, Launch, Layout, Plan, divide_up, entry
+from . import layer_macros
 
 _TYPES = {
     "float16": ("__half", "float"),
@@ -76,8 +66,8 @@ class Forward(_General):
         rows = problem.filters // problem.groups
         columns = problem.batch * problem.out_height * problem.out_width
         launch = _launch("convolve", problem, layout, rows, columns, ("y", "x", "w", "bias"))
-        bias = (("BIAS", 1),) if problem.bias else ()
-        return Plan(kernel, (*_defines(problem, layout, accumulate), *bias), (launch,))
+        macros = _defines(problem, layout, accumulate, problem.bias)
+        return Plan(kernel, macros, (launch,))
 
 
 class BackwardData(_General):
@@ -174,19 +164,13 @@ def _launch(
     )
 
 
-def _defines(problem: ConvProblem, layout: Tile, accumulate: bool) -> Defines:
+def _defines(problem: ConvProblem, layout: Tile, accumulate: bool, bias: bool = False) -> Defines:
     element, total = _TYPES[problem.dtype]
-    axes = [(name.upper(), getattr(problem, name)) for name in ("channels", "height", "width")]
     return (
-        *(
-            ("ELEMENT", element),
-            ("SUM", total),
-            *axes,
-            ("FILTERS", problem.filters),
-            *window_defines(problem),
-        ),
-        ("GROUPS", problem.groups),
-        *((("ACCUMULATE", 1),) if accumulate else ()),
+        *(("ELEMENT", element), ("SUM", total)),
+        *layer_macros.sizes(problem, "channels", "height", "width", "filters", "groups"),
+        *layer_macros.window(problem),
+        *layer_macros.output(bias, accumulate),
         *layout.defines,
     )
 

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 
 from ....problem import ConvProblem
 from .. import gpu_limits
-from ..kernel_plan import Capability, Code, Defines, Family, Launch, Layout, Plan, divide_up, entry
-from . import gemm_grid, implicit_gemm_fused, implicit_gemm_prepacked
+from ..kernel_plan import Capability, Code, Family, Launch, Layout, Plan, divide_up, entry
+from . import gemm_grid, implicit_gemm_fused, implicit_gemm_prepacked, layer_macros
 from .register_tiles import defines
 
 _PROCESSOR_BYTES = gpu_limits.shared_bytes((9, 0))
@@ -118,7 +118,7 @@ class HalfStrips(Family):
             layout.blocks,
         )
         macros = (*defines(problem, layout, accumulate), ("SHARED_BYTES", nbytes))
-        return Plan(kernel, (*macros, *_window_defines(problem)), (launch,))
+        return Plan(kernel, (*macros, *layer_macros.window(problem)[2:]), (launch,))
 
 
 @functools.lru_cache(maxsize=256)
@@ -177,17 +177,6 @@ def _cycles(problem: ConvProblem, parts: int, layout: Strips) -> float:
     cycles += 0.1 * math.prod(problem.y_shape[1:])
     busy = layout.groups * layout.blocks
     return cycles * (1 + 0.02 * abs(busy - 4) + 0.01 * layout.blocks + _HELD_COSTS[layout.held])
-
-
-def _window_defines(problem: ConvProblem) -> Defines:
-    """Return shape.cuh's macros for strides, padding and dilation, except default values."""
-    pairs = (("STRIDE", problem.stride, 1), ("PAD", problem.pad, 0), ("DILATE", problem.dilate, 1))
-    return tuple(
-        (f"{name}_{axis}", value)
-        for name, values, usual in pairs
-        for axis, value in zip("HW", values)
-        if value != usual
-    )
 
 
 def shared_bytes(problem: ConvProblem, parts: int, layout: Strips) -> int:

@@ -24,9 +24,13 @@ from ..kernel_plan import (
     Plan,
     divide_up,
     entry,
-    window_defines,
 )
-from . import gemm_grid, implicit_gemm_prepacked, implicit_gemm_prepacked_backward_weight
+from . import (
+    gemm_grid,
+    implicit_gemm_prepacked,
+    implicit_gemm_prepacked_backward_weight,
+    layer_macros,
+)
 
 _THREADS = 256
 # Typical number of multiprocessors; only the work partition depends on it.
@@ -181,15 +185,10 @@ class Gemm(Family):
         )
 
     def _defines(self, problem: ConvProblem, accumulate: bool) -> Defines:
-        axes = [
-            (name.upper(), getattr(problem, name))
-            for name in ("channels", "height", "width", "filters", "groups")
-        ]
-        bias = problem.bias and self.direction == "forward"
         return (
-            *(*axes, *window_defines(problem)),
-            *((("BIAS", 1),) if bias else ()),
-            *((("ACCUMULATE", 1),) if accumulate else ()),
+            *layer_macros.sizes(problem, "channels", "height", "width", "filters", "groups"),
+            *layer_macros.window(problem),
+            *layer_macros.output(problem.bias and self.direction == "forward", accumulate),
         )
 
     def by_lines(self, problem: ConvProblem) -> tuple[bool, bool]:

@@ -24,9 +24,8 @@ from ..kernel_plan import (
     Plan,
     divide_up,
     entry,
-    window_defines,
 )
-from . import gemm_grid, implicit_gemm_fused
+from . import gemm_grid, implicit_gemm_fused, layer_macros
 
 # Typical number of multiprocessors; only the work partition depends on it.
 _PROCESSORS = 132
@@ -110,13 +109,10 @@ class ShortSums(Family):
             ("dw", "x", "dy", problem.batch),
             nbytes,
         )
-        axes = [
-            (name.upper(), getattr(problem, name))
-            for name in ("channels", "height", "width", "filters")
-        ]
         macros = (
-            *(*axes, *window_defines(problem)),
-            *((("ACCUMULATE", 1),) if accumulate else ()),
+            *layer_macros.sizes(problem, "channels", "height", "width", "filters"),
+            *layer_macros.window(problem),
+            *layer_macros.output(False, accumulate),
             *layout.defines,
             ("SHARED_BYTES", nbytes),
         )

@@ -22,7 +22,7 @@ from ..kernel_plan import (
     divide_up,
     entry,
 )
-from . import gemm_grid
+from . import gemm_grid, layer_macros
 
 # Typical number of multiprocessors; only the work partition depends on it.
 _PROCESSORS = 132
@@ -106,11 +106,9 @@ class ShortSums(Family):
             nbytes,
             layout.blocks,
         )
-        axes = ("channels", "height", "width", "filters")
         macros = (
-            *((name.upper(), getattr(problem, name)) for name in axes),
-            *((("BIAS", 1),) if problem.bias and forward else ()),
-            *((("ACCUMULATE", 1),) if accumulate else ()),
+            *layer_macros.sizes(problem, "channels", "height", "width", "filters"),
+            *layer_macros.output(problem.bias and forward, accumulate),
             *layout.defines,
             ("SHARED_BYTES", nbytes),
         )

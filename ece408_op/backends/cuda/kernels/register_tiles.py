@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from ....problem import ConvProblem
 from .. import gpu_limits
 from ..kernel_plan import Capability, Code, Defines, Family, Launch, Layout, Plan, divide_up, entry
-from .runtime_shapes import not_plain, output_defines
+from . import layer_macros
+from .runtime_shapes import not_plain
 
 _THREADS = 128
 # Registers for sums and pixels, of the 128 registers per thread.
@@ -53,14 +54,8 @@ def too_large_kernel(problem: ConvProblem) -> str | None:
 
 def shape_defines(problem: ConvProblem) -> Defines:
     """Return the macros of shape.cuh."""
-    return (
-        ("CHANNELS", problem.channels),
-        ("HEIGHT", problem.height),
-        ("WIDTH", problem.width),
-        ("FILTERS", problem.filters),
-        ("KERNEL_H", problem.kernel[0]),
-        ("KERNEL_W", problem.kernel[1]),
-    )
+    sizes = layer_macros.sizes(problem, "channels", "height", "width", "filters")
+    return (*sizes, *layer_macros.window(problem)[:2])
 
 
 @dataclass(frozen=True)
@@ -159,7 +154,11 @@ def _tile(problem: ConvProblem) -> Tile:
 
 def defines(problem: ConvProblem, layout: Layout, accumulate: bool) -> Defines:
     """Return the macros of shape.cuh, output.cuh and the layout."""
-    return (*shape_defines(problem), *output_defines(problem, accumulate), *layout.defines)
+    return (
+        *shape_defines(problem),
+        *layer_macros.output(problem.bias, accumulate),
+        *layout.defines,
+    )
 
 
 def _tiles(problem: ConvProblem, tile: Tile, threads: int) -> int:

@@ -6,17 +6,8 @@ import math
 
 from ....problem import ConvProblem
 from .. import gpu_limits
-from ..kernel_plan import (
-    Code,
-    ConstantCopy,
-    Defines,
-    Family,
-    Launch,
-    Layout,
-    Plan,
-    divide_up,
-    entry,
-)
+from ..kernel_plan import Code, ConstantCopy, Family, Launch, Layout, Plan, divide_up, entry
+from . import layer_macros
 
 _THREADS = 256
 _TILE = 16
@@ -34,12 +25,6 @@ def not_plain(problem: ConvProblem) -> str | None:
     return None
 
 
-def output_defines(problem: ConvProblem, accumulate: bool) -> Defines:
-    """Return the macros of output.cuh that differ from their defaults."""
-    wanted = (("BIAS", problem.bias), ("ACCUMULATE", accumulate))
-    return tuple((name, 1) for name, value in wanted if value)
-
-
 class Naive(Family):
     """One thread per output element."""
 
@@ -53,7 +38,7 @@ class Naive(Family):
             (_THREADS, 1, 1),
             ("y", "x", "w", "bias", *_sizes(problem)),
         )
-        return Plan(kernel, output_defines(problem, accumulate), (launch,))
+        return Plan(kernel, layer_macros.output(problem.bias, accumulate), (launch,))
 
 
 class ConstantWeights(Family):
@@ -70,7 +55,7 @@ class ConstantWeights(Family):
 
     def plan(self, kernel: Code, problem: ConvProblem, layout: Layout, accumulate: bool) -> Plan:
         copy = ConstantCopy("weights", "w", _weight_bytes(problem))
-        defines = output_defines(problem, accumulate)
+        defines = layer_macros.output(problem.bias, accumulate)
         return Plan(kernel, defines, (self._launch(problem),), (copy,))
 
     def _launch(self, problem: ConvProblem) -> Launch:
@@ -122,7 +107,7 @@ class Im2col(Family):
             launches += _im2col_launches(problem, first, images, depth, pixels)
         return Plan(
             kernel,
-            output_defines(problem, accumulate),
+            layer_macros.output(problem.bias, accumulate),
             tuple(launches),
             workspace_bytes=4 * depth * pixels * at_once,
         )
@@ -157,7 +142,7 @@ class ImplicitGemm(Naive):
             (_TILE, _TILE, 1),
             ("y", "x", "w", "bias", *_sizes(problem)[1:]),
         )
-        return Plan(kernel, output_defines(problem, accumulate), (launch,))
+        return Plan(kernel, layer_macros.output(problem.bias, accumulate), (launch,))
 
 
 def _matrix_tiles(problem: ConvProblem) -> int:
