@@ -11,6 +11,7 @@ import itertools
 import struct
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from ...errors import (
     Ece408Error,
@@ -81,46 +82,36 @@ def as_struct(problem: ConvProblem) -> Problem:
         raise InvalidProblem(f"{problem} has a number beyond 64 bits") from None
 
 
-def _declare(library: ctypes.CDLL, name: str, arrays: int, numbers: int) -> None:
-    function = getattr(library, name)
-    function.argtypes = [
-        ctypes.POINTER(Problem),
-        *[ctypes.c_void_p] * arrays,
-        *[ctypes.c_int] * numbers,
-    ]
+_INT, _LONG, _ARRAY = ctypes.c_int, ctypes.c_int64, ctypes.c_void_p
+_PROBLEM = ctypes.POINTER(Problem)
+# The header's functions: result and parameters.
+_FUNCTIONS: dict[str, tuple[Any, ...]] = {
+    "isa_supported": (_INT, _INT),
+    "half_to_float": (ctypes.c_float, ctypes.c_uint16),
+    "float_to_half": (ctypes.c_uint16, ctypes.c_float),
+    "copy": (None, ctypes.POINTER(_Copied), _INT, _INT),
+    "populate": (None, _ARRAY, _LONG, _INT),
+    "ask_for_huge_pages": (None, _ARRAY, _LONG),
+    "ceiling_multiply_adds": (ctypes.c_double, _LONG, _INT, _INT),
+    "ceiling_stores": (_INT, _ARRAY, _LONG, _INT, _INT),
+    "ceiling_reads": (_INT, _ARRAY, _LONG, _INT, _INT),
+    "kernel_name": (ctypes.c_char_p, _INT),
+    "choose": (_INT, _PROBLEM, *[_INT] * 5),
+    "packed_floats": (_LONG, _PROBLEM, _INT, _INT),
+}
+_ARRAYS = {"forward": 4, "backward_data": 3, "backward_weight": 3, "backward_bias": 2}
+for _direction, _arrays in _ARRAYS.items():
+    _computes = (_INT, _PROBLEM, *[_ARRAY] * _arrays)
+    for _suffix in SUFFIXES.values():
+        _FUNCTIONS[f"reference_{_direction}_{_suffix}"] = (*_computes, _INT, _INT)
+    for _suffix in (*SUFFIXES.values(), STRICT) if _direction != "backward_bias" else ():
+        _FUNCTIONS[f"{_direction}_{_suffix}"] = (*_computes, *[_INT] * 4)
 
 
 def _declare_all(library: ctypes.CDLL) -> None:
-    library.ece408_isa_supported.argtypes = [ctypes.c_int]
-    library.ece408_half_to_float.argtypes = [ctypes.c_uint16]
-    library.ece408_half_to_float.restype = ctypes.c_float
-    library.ece408_float_to_half.argtypes = [ctypes.c_float]
-    library.ece408_float_to_half.restype = ctypes.c_uint16
-    library.ece408_copy.argtypes = [ctypes.POINTER(_Copied), ctypes.c_int, ctypes.c_int]
-    library.ece408_copy.restype = None
-    library.ece408_populate.argtypes = [ctypes.c_void_p, ctypes.c_int64, ctypes.c_int]
-    library.ece408_populate.restype = None
-    library.ece408_ask_for_huge_pages.argtypes = [ctypes.c_void_p, ctypes.c_int64]
-    library.ece408_ask_for_huge_pages.restype = None
-    library.ece408_ceiling_multiply_adds.argtypes = [ctypes.c_int64, ctypes.c_int, ctypes.c_int]
-    library.ece408_ceiling_multiply_adds.restype = ctypes.c_double
-    for name in ("ece408_ceiling_stores", "ece408_ceiling_reads"):
-        arguments = [ctypes.c_void_p, ctypes.c_int64, ctypes.c_int, ctypes.c_int]
-        getattr(library, name).argtypes = arguments
-    library.ece408_kernel_name.argtypes = [ctypes.c_int]
-    library.ece408_kernel_name.restype = ctypes.c_char_p
-    library.ece408_choose.argtypes = [ctypes.POINTER(Problem), *[ctypes.c_int] * 5]
-    library.ece408_packed_floats.argtypes = [ctypes.POINTER(Problem), *[ctypes.c_int] * 2]
-    library.ece408_packed_floats.restype = ctypes.c_int64
-    for suffix in (*SUFFIXES.values(), STRICT):
-        _declare(library, f"ece408_forward_{suffix}", arrays=4, numbers=4)
-        _declare(library, f"ece408_backward_data_{suffix}", arrays=3, numbers=4)
-        _declare(library, f"ece408_backward_weight_{suffix}", arrays=3, numbers=4)
-    for suffix in SUFFIXES.values():
-        _declare(library, f"ece408_reference_forward_{suffix}", arrays=4, numbers=2)
-        _declare(library, f"ece408_reference_backward_data_{suffix}", arrays=3, numbers=2)
-        _declare(library, f"ece408_reference_backward_weight_{suffix}", arrays=3, numbers=2)
-        _declare(library, f"ece408_reference_backward_bias_{suffix}", arrays=2, numbers=2)
+    for name, (result, *parameters) in _FUNCTIONS.items():
+        function = getattr(library, f"ece408_{name}")
+        function.restype, function.argtypes = result, parameters
 
 
 def load(path: Path) -> ctypes.CDLL:
