@@ -963,8 +963,8 @@ def _beside_native(worker: programs.Worker, seed: int) -> tuple[list[str], dict[
         lines, features = worker(checked, seed, "ours")
         if not lines:
             return lines, features
-    except programs.Died as error:
-        lines, features = [str(error)], Counter()
+    except Exception as error:  # also if MXNet's own network fails
+        lines, features = [f"{type(error).__name__}: {error}"], Counter()
     failing, died = set(), False
     # In a separate process MXNet plans memory as usual.
     with programs.Worker(MOST_SECONDS) as own:
@@ -972,7 +972,7 @@ def _beside_native(worker: programs.Worker, seed: int) -> tuple[list[str], dict[
             for _ in range(NATIVE_RUNS):
                 wrong, _ = own(checked, seed, "native")
                 failing |= {line.partition(":")[0] for line in wrong}
-        except programs.Died:
+        except Exception:
             died = True
     if not features:
         return [] if died else lines, {"(MXNet's own dies as well)": int(died)}

@@ -74,17 +74,18 @@ def test_a_result_without_an_axis_of_images_is_written_once(mx, monkeypatch):
     np.testing.assert_array_equal(case.run(case.network())[0], case.expected()[0])
 
 
-@pytest.mark.parametrize("op", ["Deconvolution", "LeakyReLU", "Pooling", "Adaptive"])
+@pytest.mark.parametrize("op", ["Deconvolution", "LeakyReLU", "Pooling", "Adaptive", "Reshape"])
 def test_what_needs_an_axis_that_a_chunk_has_lost_has_no_chunks(mx, monkeypatch, op):
     monkeypatch.setattr("ece408_op.network.resident._CHUNK_BYTES", 4)
     shapes = {"Deconvolution": (3, 2, 4, 5), "LeakyReLU": (3, 4), "Pooling": (3, 4, 5)}
-    shapes["Adaptive"] = (3, 2, 4, 5)
+    shapes["Adaptive"] = shapes["Reshape"] = (3, 2, 4, 5)
     x = mx.sym.squeeze(mx.sym.Variable("data") * 2)
     symbols = {
         "Deconvolution": lambda: mx.sym.Deconvolution(x, kernel=(3, 3), num_filter=2),
         "LeakyReLU": lambda: mx.sym.LeakyReLU(x, act_type="prelu"),
         "Pooling": lambda: mx.sym.Pooling(x, kernel=(1,), global_pool=True, pool_type="avg"),
         "Adaptive": lambda: mx.sym.contrib.AdaptiveAvgPooling2D(x),
+        "Reshape": lambda: mx.sym.Reshape(x, shape=(0, 0, 0, 0)),
     }
     case = Case(symbols[op](), data=shapes[op])
     assert error(case.run(case.network())[0], case.expected()[0]) < BELOW

@@ -25,8 +25,13 @@ def _reshape_why_not(attributes: Attributes) -> str | None:
 
 
 def _reshape(builder: Builder, attributes: Attributes, operands: list[Operand]) -> Operand:
-    old = operands[0].shape
-    shape = reshaped(old, attributes.integers("shape"))
+    old, codes = operands[0].shape, attributes.integers("shape")
+    try:
+        shape = reshaped(old, codes)
+    except IndexError:
+        # A chunk of one image has fewer axes after `squeeze`.
+        message = f"{builder.node}: {old} cannot be reshaped by {codes}"
+        raise UnsupportedProblem(message) from None
     if math.prod(shape) != math.prod(old):
         raise UnsupportedProblem(f"{builder.node}: {old} cannot be reshaped to {shape}")
     return builder.view(operands[0], shape)
