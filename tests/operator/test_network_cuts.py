@@ -303,6 +303,24 @@ def test_an_executor_of_a_graph_cut_without_shapes(mx):
     expect(larger[1].forward()[0], larger[0].forward()[0])
 
 
+def test_an_executor_with_a_monitor(mx, x):
+    """It hears every layer, also of a part."""
+    symbol = make_symbol(mx)
+    parameters = parameters_of(mx, symbol)
+    heard = []
+    for each in (symbol, symbol.optimize_for("ece408", parameters, {})):
+        executor = each.simple_bind(mx.cpu(), data=SHAPE, softmax_label=SHAPE[:1])
+        executor.copy_params_from({**parameters, "data": x})
+        executor.forward()
+        names = []
+        executor.set_monitor_callback(lambda name, array, names=names: names.append(name))
+        executor.reshape(data=SHAPE).forward()
+        executor.forward()[0].wait_to_read()
+        heard.append(names)
+    assert len(heard[0]) > 2
+    assert heard[0] == heard[1]
+
+
 def test_a_cached_op_of_a_graph_cut_without_shapes(mx):
     symbol = _with_a_refused_node(mx)
     cut = symbol.optimize_for("ece408")

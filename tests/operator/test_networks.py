@@ -396,6 +396,23 @@ def test_a_change_is_noticed_after_a_call_that_failed(mx, x, monkeypatch):
     expect(network(x), net(x))
 
 
+@pytest.mark.parametrize("middle", [None, sort])
+@pytest.mark.parametrize("static", [{}, STATIC])
+def test_parameters_of_several_contexts(mx, x, middle, static):
+    contexts = [mx.cpu(0), mx.cpu(1)]
+    net, plain = make_net(mx, middle=middle), make_net(mx, middle=middle)
+    for each in (net, plain):
+        each.collect_params().reset_ctx(contexts)
+    net.hybridize(backend="ece408", **static)
+    inputs = [x.as_in_context(context) for context in contexts]
+    for factor in (1, 2, -3, 5):
+        for each in (net, plain):
+            each[0].weight.data(contexts[factor % 2])[:] *= factor
+        for _ in range(2):
+            for given in inputs:
+                expect(net(given), plain(given))
+
+
 def test_shared_parameters(mx, x, frozen):
     nn = mx.gluon.nn
     net = nn.HybridSequential()
@@ -538,6 +555,18 @@ def test_a_thousand_calls_on_the_gpu_leave_nothing_behind(mx, x, frozen):
         before, after = call(200), call(1000)
     assert after[1:] == before[1:]
     assert after[0] - before[0] < 4 << 20
+
+
+def test_a_repeated_call_does_without_mxnets_engine(mx, x, monkeypatch, frozen):
+    net = make_net(mx)
+    network = frozen(net)
+    expected = net(x)
+    for _ in range(3):
+        expect(network(x), expected)
+    with monkeypatch.context() as patched:
+        patched.setattr(mx.base._LIB, "MXInvokeCachedOpEx", raising(AssertionError("invoked")))
+        found = network(x)
+    expect(found, expected)
 
 
 # --- gradients

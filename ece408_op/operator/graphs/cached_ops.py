@@ -329,12 +329,14 @@ class _OnGpu:
 
     def _partitioned(self, arrays: Sequence[Any]) -> CompiledOp | None:
         key = tuple((arrays[number].shape, arrays[number].dtype) for number in self._sized)
-        if key not in self._by_sizes:
+        known = self._by_sizes
+        if key not in known:
             with compiled_graphs.ONE_AT_A_TIME:
                 if len(self._by_sizes) >= _MOST_SIZES:
                     self._by_sizes, self._every = {}, {}
-                self._by_sizes[key] = self._chosen(key, dict(zip(self._names, arrays)))
-        return self._by_sizes[key]
+                known = self._by_sizes
+                known[key] = self._chosen(key, dict(zip(self._names, arrays)))
+        return known[key]
 
     def _chosen(self, sizes: Any, inputs: dict[str, Any]) -> CompiledOp | None:
         symbol = partition.with_known_sources(self._symbol, inputs)
