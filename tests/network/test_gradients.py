@@ -193,6 +193,25 @@ def test_softmax_output_scales_and_ignores_as_mxnet_does(mx):
                 _compare(case.found(), case.expected())
 
 
+def test_a_loss_has_its_gradient_whatever_reads_it(mx):
+    loss = mx.sym.SoftmaxOutput(mx.sym.Variable("data") * 3, name="loss")
+    for symbol in (mx.sym.BlockGrad(loss), mx.sym.zeros_like(loss)):
+        case = TrainingCase(symbol, data=(4, 5))
+        expected = case.expected()[1]["data"]
+        assert np.abs(expected).max() > 0.1
+        assert error(case.found()[1]["data"], expected) < BELOW
+
+
+@pytest.mark.parametrize("op", ["clip", "_maximum_scalar", "_minimum_scalar"])
+def test_gradients_of_bounds(mx, op):
+    """At the bounds, and of NaN."""
+    given = {"a_min": 0, "a_max": 0} if op == "clip" else {"scalar": 0}
+    function = getattr(mx.sym, op, None) or getattr(mx.sym._internal, op)
+    case = TrainingCase(function(mx.sym.Variable("data"), **given), data=(2, 5))
+    case.arrays["data"][:] = np.nan, -1, 0, 1, np.inf
+    np.testing.assert_array_equal(case.found()[1]["data"], case.expected()[1]["data"])
+
+
 def test_where_mxnet_is_odd_finite_differences_decide(mx):
     sym, x = mx.sym, mx.sym.Variable("data")
     gamma = sym.Variable("gamma", shape=(4,))

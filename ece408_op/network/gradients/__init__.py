@@ -19,6 +19,8 @@ from .tape import Of, Rule, Tape, Term
 RULES: dict[str, Rule] = {**pointwise_rules.RULES, **layer_rules.RULES}
 # Their gradients are zero.
 _CONSTANT = ("BlockGrad", "stop_gradient", "zeros_like", "ones_like")
+# Losses, whose gradient is the same whatever the gradient for their result, also of zeros.
+_LOSSES = ("SoftmaxOutput", "Softmax")
 _SUMS = ("elemwise_add", "_plus", "_Plus", "_add")
 
 
@@ -175,8 +177,8 @@ class _Pass:
 
     def _differentiate(self, number: int, needed: set[int]) -> None:
         """Add the gradients for a node's inputs."""
-        node, given = self._tape.nodes[number], self._found.get(number)
-        if node.op == "null" or number not in needed or not given:
+        node, given = self._tape.nodes[number], self._found.get(number, {})
+        if node.op == "null" or number not in needed or not (given or node.op in _LOSSES):
             return
         if node.op not in RULES:
             raise UnsupportedProblem(f"{node.op} {node.name}: its gradient is not computed")

@@ -28,6 +28,15 @@ def _below(dy: Term, x: Term, y: Term, s: float) -> Term:
     return (x - s).where(dy.constant(0), dy)
 
 
+def _largest(dy: Term, x: Term, y: Term, s: float) -> Term:
+    # Unlike `clip`, it has none for NaN.
+    return _above((x - s + 1).where(dy), x, y, s)
+
+
+def _least(dy: Term, x: Term, y: Term, s: float) -> Term:
+    return _below((s - x + 1).where(dy), x, y, s)
+
+
 # The gradient for x from dy, x, y and the operator's scalar or slope.
 _FUNCTIONS: dict[str, Unary] = {
     "relu": lambda dy, x, y, s: y.where(dy),
@@ -48,8 +57,8 @@ _FUNCTIONS: dict[str, Unary] = {
     "_mul_scalar": lambda dy, x, y, s: dy * s,
     "_div_scalar": lambda dy, x, y, s: dy / s,
     "_rdiv_scalar": lambda dy, x, y, s: dy * -s / x.term("square"),
-    "_maximum_scalar": _above,
-    "_minimum_scalar": _below,
+    "_maximum_scalar": _largest,
+    "_minimum_scalar": _least,
     "_power_scalar": lambda dy, x, y, s: dy * (x.term("power", p=s - 1) * s),
 }
 _LEAKY: dict[str, Unary] = {
