@@ -23,6 +23,8 @@ from ..values import Value
 
 def lower(builder: Builder, node: Node, operands: list[Operand]) -> list[Operand]:
     """Lower a node of a graph with gradients, as `operators.lower` does."""
+    if node.op in ("SoftmaxOutput", "Softmax"):
+        _check_axes(builder, node.read, operands[0].shape)
     if node.op not in OPERATORS:
         return lower_forward(builder, node, operands)
     found = OPERATORS[node.op](builder, node.read, operands)
@@ -221,6 +223,15 @@ def _part(builder: Builder, attributes: Attributes, operands: list[Operand]) -> 
     return builder.emit(plan, builder.empty(shape, False), {"x": x})
 
 
+def _check_axes(builder: Builder, attributes: Attributes, shape: tuple[int, ...]) -> None:
+    """Refuse arrays for which MXNet's result is another one in training than in inference."""
+    if len(shape) > 2 and not any(map(attributes.flag, ("multi_output", "preserve_shape"))):
+        raise UnsupportedProblem(
+            f"{builder.node}: an array of shape {shape} is computed in training with multi_output "
+            "or preserve_shape only"
+        )
+
+
 def _softmax_output_gradient(
     builder: Builder, attributes: Attributes, operands: list[Operand]
 ) -> Operand:
@@ -231,11 +242,6 @@ def _softmax_output_gradient(
         raise UnsupportedProblem(f"{builder.node}: the gradient of smooth_alpha is not computed")
     if label.shape == shape:
         return builder.unary(_of_two(builder, "subtract", y, label), "times", scale)
-    if len(shape) > 2 and not any(map(attributes.flag, ("multi_output", "preserve_shape"))):
-        raise UnsupportedProblem(
-            f"{builder.node}: the gradient for an array of shape {shape} is computed with "
-            "multi_output or preserve_shape only"
-        )
     first, end = of_labels(attributes, len(shape))
     labels = builder.dense(label)
     rows, length, inner = (math.prod(s) for s in (shape[:first], shape[first:end], shape[end:]))
