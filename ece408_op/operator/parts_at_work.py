@@ -164,7 +164,10 @@ class Parts:
         in_python = int(opened.on_gpu is not None)
         _library().ece408_part_open(number, kinds.encode(), codes, len(types), in_python)
         self.numbers = [*self.numbers, number]
+        counts = [len(kinds), len(types) - len(kinds)]
+        counts += [place for place, use in opened.uses() if use == _AVERAGE]
         attributes = {"key": compiled_operator.KEY, "part": str(number)}
+        attributes["counts"] = " ".join(map(str, counts))
         return {"op": NAME, "name": name, "attrs": attributes}
 
     def forget(self, arrays: Mapping[str, Any]) -> None:
@@ -290,6 +293,9 @@ class _Opened:
             FOR_ALL_IMAGES if kind == PARAMETER and name in foreign else kind
             for name, kind in zip(self._names, self._kinds)
         )
+
+    def uses(self) -> list[tuple[int, str]]:
+        return []
 
     def make(self, sizes: Sequence[int], target: ctypes.c_void_p) -> None:
         """Give the library the program for inputs of these types and shapes; of the outputs' shapes

@@ -10,6 +10,7 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <sstream>
 #include <string>
 #include <vector>
 
@@ -45,11 +46,27 @@ std::shared_ptr<Part> part_of(const Attributes& attributes) {
     return part(std::atoi(found->second.c_str()));
 }
 
+// What the attributes say of a node's arrays: MXNet also asks when the part is closed, as for the
+// backward pass of a call that was recorded before another graph came.
+struct Counts {
+    int inputs = 0, outputs = 0;
+    std::vector<int> moving;  // the inputs that are moving averages
+
+    bool read(const Attributes& attributes) {
+        const auto counts = attributes.find("counts");
+        if (!made_here(attributes) || counts == attributes.end()) return false;
+        std::istringstream numbers(counts->second);
+        numbers >> inputs >> outputs;
+        for (int each = 0; numbers >> each;) moving.push_back(each);
+        return true;
+    }
+};
+
 MXReturnValue parse(const Attributes& attributes, int* inputs, int* outputs) {
-    const auto found = part_of(attributes);
-    if (!found) return kRefused;
-    *inputs = static_cast<int>(found->inputs());
-    *outputs = static_cast<int>(found->outputs());
+    Counts counts;
+    if (!counts.read(attributes)) return kRefused;
+    *inputs = counts.inputs;
+    *outputs = counts.outputs;
     return MX_SUCCESS;
 }
 
@@ -121,27 +138,26 @@ MXReturnValue infer_backward_types(const Attributes&, std::vector<int>* in, std:
 
 MXReturnValue infer_backward_shapes(const Attributes& attributes, std::vector<Shape>* in,
                                     std::vector<Shape>* out) {
-    const auto found = part_of(attributes);
-    if (!found || in->size() != 2 * found->outputs() + found->inputs()) return kRefused;
-    const auto first = in->begin() + static_cast<int64_t>(found->outputs());
-    const auto last = first + static_cast<int64_t>(found->inputs());
+    Counts counts;
+    if (!counts.read(attributes)) return kRefused;
+    const auto first = in->begin() + counts.outputs, last = first + counts.inputs;
     out->assign(first, last);
     std::copy(last, in->end(), in->begin());
     return MX_SUCCESS;
 }
 
-// The inputs that are moving averages.
 MXReturnValue moving(const Attributes& attributes, std::vector<int>* inputs) {
-    const auto found = part_of(attributes);
-    if (!found) return kRefused;
-    *inputs = found->gradients().averages;
+    Counts counts;
+    if (!counts.read(attributes)) return kRefused;
+    *inputs = counts.moving;
     return MX_SUCCESS;
 }
 
 MXReturnValue moving_backward(const Attributes& attributes, std::vector<int>* inputs) {
-    const MXReturnValue status = moving(attributes, inputs);
-    if (status != MX_SUCCESS) return status;
-    for (int& each : *inputs) each += static_cast<int>(part_of(attributes)->outputs());
+    Counts counts;
+    if (!counts.read(attributes)) return kRefused;
+    inputs->clear();
+    for (int each : counts.moving) inputs->push_back(counts.outputs + each);
     return MX_SUCCESS;
 }
 

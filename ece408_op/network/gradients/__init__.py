@@ -50,6 +50,8 @@ def why_not_trained(op: str, attributes: Mapping[str, str]) -> str | None:
     node = Node(op, op, attributes, ())
     if node.kind not in RULES and op not in _CONSTANT:
         return "its gradient is not computed"
+    if op in _LOSSES:
+        return "MXNet must know that it is a loss, which needs no gradient for its result"
     cut = node.read.text("pooling_convention", "valid") == "full"
     if cut and node.read.text("pool_type", "max") == "avg":
         return "MXNet's gradient is another one than that of its averages of cut windows"

@@ -448,3 +448,40 @@ def test_calls_recorded_before_their_gradients(mx, rng, hybrid):
         results.update({name: each.data() for name, each in _parameters(net).items()})
         found.append(results)
     _agree(found[1], found[0])
+
+
+def test_a_loss_needs_no_gradient_for_its_result(mx, rng):
+    executors = []
+    values = None
+    for convolution in (mx.sym.Convolution, ece408_op.Convolution):
+        x = convolution(mx.sym.Variable("data"), name="first", **COMMON)
+        x = mx.sym.FullyConnected(mx.sym.relu(x), num_hidden=5, name="dense")
+        symbol = mx.sym.SoftmaxOutput(x, name="softmax")
+        values = values or {**_values(rng, symbol), "softmax_label": rng.integers(0, 5, SHAPE[0])}
+        executors.append(_bound(mx, symbol, values, "write"))
+    for executor in executors:
+        executor.forward(True)
+        executor.backward()
+    _agree(_results(mx, executors[1]), _results(mx, executors[0]))
+
+
+@pytest.mark.parametrize("hybrid", STATIC)
+def test_gradients_of_a_call_before_others_were_wanted(mx, rng, hybrid):
+    """Its part is closed then."""
+    found = []
+    pixels = [mx.nd.array(rng.normal(0, 1, SHAPE)) for _ in range(2)]
+    for net in (_net(mx, ours, **hybrid) for ours in (False, True)):
+        with mx.autograd.record():
+            first = (net(pixels[0]) ** 2).sum()
+        pixels[1].attach_grad()
+        with mx.autograd.record():
+            second = (net(pixels[1]) ** 2).sum()
+        second.backward(retain_graph=True)
+        results = {"of data": pixels[1].grad.copy()}
+        first.backward(retain_graph=True)
+        for name, each in _parameters(net).items():
+            if each.grad_req != "null":
+                results[name] = each.grad().copy()
+        found.append(results)
+        pixels[1] = pixels[1].copy()
+    _agree(found[1], found[0])
