@@ -32,6 +32,8 @@ if TYPE_CHECKING:
 NAME = "ece408_part"
 # A call that takes more memory takes so long that its caller may want to continue meanwhile.
 MOST_BYTES = 32 << 20
+# A status of the header's.
+_PREDICTS = -1
 # An answer of `ece408_part_call`.
 _PYTHON_COMPUTES = 2
 
@@ -85,6 +87,28 @@ def install() -> None:
     """Register this module's functions with the operator, if MXNet has loaded it."""
     if compiled_operator.missing() is None:
         _library().ece408_part_use(ctypes.byref(_FUNCTIONS))
+        functions = load_mxnet().base._LIB
+        functions.MXAutogradBackwardEx = _predicting(functions)
+
+
+def _predicting(functions: Any) -> Any:
+    """Return MXNet's `MXAutogradBackwardEx` that tells parts of `backward(train_mode=False)`."""
+    backward = functions.MXAutogradBackwardEx
+
+    @functools.wraps(backward, assigned=())
+    def computed(*arguments: Any) -> int:
+        train_mode = arguments[7]
+        if getattr(train_mode, "value", train_mode):
+            return int(backward(*arguments))
+        _library().ece408_part_predict(1)
+        try:
+            # Parts run later, on MXNet's threads.
+            with errors.surfaced():
+                return int(backward(*arguments) or functions.MXNDArrayWaitAll())
+        finally:
+            _library().ece408_part_predict(0)
+
+    return computed
 
 
 def mode() -> str:
@@ -437,6 +461,12 @@ def _report(
     number: int, seconds: Any, first: int, count: int, status: int, step: int, kind: int
 ) -> int:
     def work() -> None:
+        if status == _PREDICTS:
+            raise errors.UnsupportedProblem(
+                "a call that was recorded in training has no gradients of prediction "
+                "(train_mode=False) where a normalisation moves averages; record it with "
+                "train_mode=False"
+            )
         if status:
             raise program.failure(status, step, kind)
         network.publish(_programs[number].for_images[first:], seconds[:count])

@@ -167,6 +167,11 @@ ECE408_EXPORT void ece408_part_open(int part, const char* kinds, const int* type
 #define ECE408_SET_TO_1 '1'
 ECE408_EXPORT void ece408_part_train(int part, const int* inputs, const char* uses, int count);
 
+/* Whether backward passes from now on are of prediction. Parts refuse them if they moved averages: the
+ * status of their report is ECE408_PREDICTS. */
+#define ECE408_PREDICTS (-1)
+ECE408_EXPORT void ece408_part_predict(int predicts);
+
 /* Before calls with other arrays, of these kinds, and with no call in progress. */
 ECE408_EXPORT void ece408_part_forget(int part, const char* kinds);
 

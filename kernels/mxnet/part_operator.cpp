@@ -229,6 +229,8 @@ void ece408_part_train(int number, const int* inputs, const char* uses, int coun
     if (const auto opened = part(number)) opened->set(std::move(found));
 }
 
+void ece408_part_predict(int predicts) { ece408::predicts = predicts != 0; }
+
 void ece408_part_forget(int number, const char* kinds) {
     if (const auto found = part(number)) found->forget(kinds);
 }

@@ -195,8 +195,9 @@ class _Pass:
         found[entry.output] = self._tape.added(found.get(entry.output), gradient)
 
     def _fixed(self) -> tuple[str, ...]:
-        """Return the variables that are fixed gammas of a normalisation by the batch's averages."""
-        gammas = [norm.inputs[1] for norm, _ in self._moving if norm.read.flag("fix_gamma", True)]
+        """Return the variables that are fixed gammas of normalisations in training."""
+        norms = [node for _, node in self._graph.computed if node.op == "BatchNorm" and self._train]
+        gammas = [norm.inputs[1] for norm in norms if norm.read.flag("fix_gamma", True)]
         nodes = [self._graph.nodes[gamma.node] for gamma in gammas]
         return tuple(dict.fromkeys(node.name for node in nodes if node.op == "null"))
 

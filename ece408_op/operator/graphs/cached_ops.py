@@ -4,8 +4,8 @@ They run the graph with guards (see `guards`). On the CPU they run the compiled 
 outside `autograd.record()` in parts of one node each, within it with gradients. On a GPU they run
 the compiled operator outside `autograd.record()`.
 
-A graph with parts for our GPU backend is put back together, and in inference on CPU arrays cut anew
-for these.
+A graph with parts for our GPU backend is put back together, and in inference on CPU arrays cut
+again for these.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@ On the CPU, without a monitor, substitute executors on the same arrays run in th
 parts that are one node each for inference, and one with compiled gradients for training.
 
 An executor of a graph with parts for our GPU backend never runs itself: the graph is put back
-together, and in inference on CPU arrays cut anew for these.
+together, and in inference on CPU arrays cut again for these.
 """
 
 from __future__ import annotations

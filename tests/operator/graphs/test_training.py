@@ -11,6 +11,7 @@ import pytest
 from cases import every
 
 import ece408_op
+from ece408_op import errors
 from ece408_op.operator import autograd_state
 from ece408_op.operator.graphs import graph_json, training_parts
 from ece408_op.operator.python_operator import ConvolutionOp
@@ -287,6 +288,13 @@ def _parameters(net):
     return {name[prefix:]: each for name, each in net.collect_params().items()}
 
 
+def _gradients(net):
+    parameters = _parameters(net).items()
+    return {
+        f"for {name}": each.grad().copy() for name, each in parameters if each.grad_req != "null"
+    }
+
+
 @pytest.mark.parametrize("request_of_all", ["write", "add"])
 @pytest.mark.parametrize("hybrid", [*STATIC, {"active": False}])
 def test_blocks(mx, rng, hybrid, request_of_all):
@@ -311,12 +319,8 @@ def test_blocks(mx, rng, hybrid, request_of_all):
             loss.backward()
             trainer.step(SHAPE[0])
             results = {name: each.data() for name, each in _parameters(net).items()}
-            results.update(
-                (f"gradient of {name}", each.grad())
-                for name, each in _parameters(net).items()
-                if each.grad_req != "null"
-            )
-            results.update({"of x": x.grad} if step > 1 else {}, output=net(x))
+            results.update(_gradients(net))
+            results.update({"for x": x.grad} if step > 1 else {}, output=net(x))
             found.append(results)
             if step == 2:
                 net.collect_params("net_conv0_weight").setattr("grad_req", request_of_all)
@@ -442,9 +446,7 @@ def test_calls_recorded_before_their_gradients(mx, rng, hybrid):
         results = {}
         for number in (1, 0, 1):
             losses[number].backward(retain_graph=True)
-            for name, each in _parameters(net).items():
-                if each.grad_req != "null":
-                    results[f"{len(results)} {name}"] = each.grad().copy()
+            results.update((f"{len(results)} {name}", g) for name, g in _gradients(net).items())
         results.update({name: each.data() for name, each in _parameters(net).items()})
         found.append(results)
     _agree(found[1], found[0])
@@ -477,11 +479,38 @@ def test_gradients_of_a_call_before_others_were_wanted(mx, rng, hybrid):
         with mx.autograd.record():
             second = (net(pixels[1]) ** 2).sum()
         second.backward(retain_graph=True)
-        results = {"of data": pixels[1].grad.copy()}
+        of_data = pixels[1].grad.copy()
         first.backward(retain_graph=True)
-        for name, each in _parameters(net).items():
-            if each.grad_req != "null":
-                results[name] = each.grad().copy()
-        found.append(results)
+        found.append({**_gradients(net), "for data": of_data})
         pixels[1] = pixels[1].copy()
     _agree(found[1], found[0])
+
+
+def test_gradients_of_prediction(mx, rng):
+    """Those of a call that was recorded in training are refused, as it moves averages."""
+    nets = [_net(mx, ours) for ours in (False, True)]
+    x = mx.nd.array(rng.normal(0, 1, SHAPE))
+    with mx.autograd.record():
+        loss = nets[1](x).sum()
+    with pytest.raises(errors.UnsupportedProblem, match="record it with train_mode=False"):
+        loss.backward(train_mode=False)
+    found = []
+    for net in nets:
+        with mx.autograd.record():
+            loss = (net(x) ** 2).sum()
+        loss.backward()
+        found.append(_gradients(net))
+    _agree(found[1], found[0])
+
+
+@pytest.mark.parametrize("request_of_all", ["write", "add"])
+def test_a_fixed_gamma_is_1_in_training(mx, rng, request_of_all):
+    executors, values = [], None
+    for convolution in (mx.sym.Convolution, ece408_op.Convolution):
+        x = convolution(mx.sym.Variable("data"), name="first", **COMMON)
+        symbol = mx.sym.BatchNorm(x, name="norm", use_global_stats=True)
+        values = values or _values(rng, symbol)
+        executors.append(_bound(mx, symbol, values, request_of_all))
+    for executor in executors:
+        executor.backward(mx.nd.ones(executor.forward(True)[0].shape))
+    _agree(_results(mx, executors[1]), _results(mx, executors[0]))
