@@ -245,9 +245,9 @@ def _compute(
     return _Took(result, seconds)
 
 
-def publish(steps: Sequence[Step], seconds: Sequence[float]) -> None:
-    """Publish the convolutions' times of steps on the CPU to the log of op times."""
-    _publish(Timings(list(steps), list(seconds)), machines.chosen("cpu")[0])
+def publish(steps: Sequence[Step], seconds: Sequence[float], on: str = "cpu") -> None:
+    """Publish the convolutions' times of steps `on` a machine to the log of op times."""
+    _publish(Timings(list(steps), list(seconds)), machines.chosen(on)[0])
 
 
 def _publish(timings: Timings, machine: Machine) -> None:

@@ -12,11 +12,14 @@ from .. import settings
 from ..backends.cpu import program
 from ..backends.cpu.cpu_backend import chosen_isa
 from ..errors import InvalidProblem
+from . import gpu_training, machines
+from .gpu_training import GpuTrainingProgram
 from .gradients import differentiate
 from .gradients.joint_builder import JointBuilder
 from .graph import Graph
 from .host_arrays import ITEM_BYTES, Array, check
-from .machines.cpu import Cpu, CpuCode, Memory
+from .machines.cpu import CpuCode, Memory
+from .machines.machine import GpuMachine, Machine
 from .values import INPUT, Buffer, Steps, Value
 
 # Maximum number of programs kept.
@@ -25,22 +28,27 @@ _MOST_PROGRAMS = 8
 
 class Training:
     """A network given as MXNet's JSON graph, with gradients for the variables `wanted`; `names` are
-    its variables in order. With `train` it is as in training. Programs share memory for the arrays
-    of one pass. Thread-safe.
+    its variables in order. With `train` it is as in training. It runs `on` a machine, as `Network`
+    does, and on one GPU only. Programs share memory for the arrays of one pass. Thread-safe.
 
     Raises `UnsupportedProblem` for operators whose gradients are not computed.
     """
 
     def __init__(
-        self, symbol_json: str, names: Sequence[str], wanted: Sequence[str], train: bool = True
+        self,
+        symbol_json: str,
+        names: Sequence[str],
+        wanted: Sequence[str],
+        train: bool = True,
+        on: str = "cpu",
     ) -> None:
         graph = Graph.parse(symbol_json).pooled_first()
         graph.check_inputs(names)
         self._joint = differentiate(graph, wanted, train)
-        self._names, self._wanted = tuple(names), tuple(wanted)
+        self._names, self._wanted, self._on = tuple(names), tuple(wanted), on
         self._lock = threading.Lock()
         self._arena = _Arena()
-        self._programs: OrderedDict[Any, TrainingProgram] = OrderedDict()
+        self._programs: OrderedDict[Any, TrainingProgram | GpuTrainingProgram] = OrderedDict()
 
     @property
     def averages(self) -> tuple[str, ...]:
@@ -52,31 +60,38 @@ class Training:
         """The gammas that MXNet sets to 1 in training."""
         return self._joint.fixed
 
-    def program(self, inputs: Sequence[Array]) -> TrainingProgram:
-        """Return the program for inputs of these shapes and types. Raises `UnsupportedProblem` and
-        `InvalidProblem`."""
+    def program(self, inputs: Sequence[Array]) -> TrainingProgram | GpuTrainingProgram:
+        """Return the program for inputs of these shapes and types. Raises `UnsupportedProblem`,
+        `InvalidProblem` and `NoUsableGpu`."""
         if len(inputs) != len(self._names):
             raise InvalidProblem(f"the network takes {len(self._names)} arrays, not {len(inputs)}")
+        machine = machines.chosen(self._on)[0]
         shapes = tuple((each.shape, each.dtype) for each in inputs)
-        key = shapes, settings.precision(), chosen_isa()
+        precisions = settings.precision(), settings.gradient_precision()
+        key = shapes, precisions, chosen_isa(), machine.key
         with self._lock:
             if key not in self._programs:
                 if len(self._programs) >= _MOST_PROGRAMS:
                     self._programs.popitem(last=False)
-                self._programs[key] = self._made(inputs)
+                self._programs[key] = self._made(inputs, machine)
             self._programs.move_to_end(key)
             return self._programs[key]
 
-    def _made(self, inputs: Sequence[Array]) -> TrainingProgram:
+    def _made(
+        self, inputs: Sequence[Array], machine: Machine
+    ) -> TrainingProgram | GpuTrainingProgram:
         values = {}
         for number, (name, array) in enumerate(zip(self._names, inputs)):
             check(array.dtype, name, ("float32",) if name in self._wanted else ITEM_BYTES)
             buffer = Buffer(INPUT, array.nbytes, number)
             values[name] = Value(buffer, array.shape, dtype=array.dtype)
-        lowering = Cpu().lowering(settings.precision())
+        lowering = machine.lowering(settings.precision())
         builder = JointBuilder(lowering, self._joint, list(values.values()))
-        steps = builder.build_joint(values)
-        return TrainingProgram(steps, builder.inputs, self._joint.outputs, self._arena)
+        steps, outputs = builder.build_joint(values), self._joint.outputs
+        if isinstance(machine, GpuMachine):
+            memory = gpu_training.memory_of(machine)
+            return GpuTrainingProgram(memory, steps, builder.inputs, outputs)
+        return TrainingProgram(steps, builder.inputs, outputs, self._arena)
 
 
 class _Arena:

@@ -11,7 +11,8 @@ import functools
 import itertools
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
@@ -28,6 +29,8 @@ from .networks import ARRAY_BYTES, DATA, FOR_ALL_IMAGES, PARAMETER, TYPES, OnGpu
 
 if TYPE_CHECKING:
     from ..network import Array, KeptCode, Steps
+    from ..network.gpu_training import GpuTrainingProgram, Saved
+    from ..network.training import TrainingProgram
 
 NAME = "ece408_part"
 # A call that takes more memory takes so long that its caller may want to continue meanwhile.
@@ -49,6 +52,7 @@ _Forget = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_int64)
 _Close = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_int)
 _ARRAYS = (ctypes.c_int64, ctypes.c_void_p)
 _Compute = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_int, ctypes.c_uint64, *_ARRAYS * 3)
+_Pass = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int, *_ARRAYS * 2)
 
 
 class _Kept(ctypes.Structure):
@@ -81,6 +85,8 @@ _refusals: dict[int, Ece408Error] = {}
 # Steps of programs, and the part of what is kept, by their numbers.
 _programs: dict[int, Steps] = {}
 _keepers: dict[int, _Opened] = {}
+# Recorded calls on a GPU, by number.
+_recorded: dict[int, tuple[GpuTrainingProgram, Saved]] = {}
 
 
 def install() -> None:
@@ -164,11 +170,12 @@ class Parts:
         wanted: Sequence[str],
         shapes: Sequence[tuple[int, ...]],
         name: str,
+        on: str,
     ) -> dict[str, Any]:
         """Open a part that trains, of float32, and return its node, without inputs. `wanted` are
         its inputs whose gradients are computed, and `shapes` those of all. Raises what `Training`
         does."""
-        opened = _Trained(graph, wanted, shapes)
+        opened = _Trained(graph, wanted, shapes, on)
         kinds = DATA * len(shapes)
         types = ["float32"] * (len(shapes) + len(graph["heads"]))
         node = self._node(opened, kinds, types, name)
@@ -185,8 +192,9 @@ class Parts:
         number = next(_numbers)
         _opened[number] = opened
         codes = (ctypes.c_int * len(types))(*map(TYPES.index, types))
-        in_python = int(opened.on_gpu is not None)
-        _library().ece408_part_open(number, kinds.encode(), codes, len(types), in_python)
+        _library().ece408_part_open(
+            *(number, kinds.encode(), codes, len(types), int(opened.in_python))
+        )
         self.numbers = [*self.numbers, number]
         counts = [len(kinds), len(types) - len(kinds)]
         counts += [place for place, use in opened.uses() if use == _AVERAGE]
@@ -270,7 +278,7 @@ class _Functions(ctypes.Structure):
 
     _fields_ = [
         *[("make", _Make), ("report", _Report), ("forget", _Forget), ("close", _Close)],
-        ("compute", _Compute),
+        *[("compute", _Compute), ("pass_", _Pass), ("end", _Forget)],
     ]
 
 
@@ -309,6 +317,7 @@ class _Opened:
         constant = {name for name, kind in zip(self._names, kinds) if kind != DATA}
         whole = self._network = Network(json.dumps(graph), self._names, constant, on=on)
         self.on_gpu = OnGpu(whole, graph, self._names, kinds, unread) if on == "gpu" else None
+        self.in_python = on == "gpu"
 
     def kinds(self, foreign: set[str]) -> str:
         """Return the kinds of its inputs if parameters of these names are in memory that MXNet does
@@ -380,20 +389,24 @@ _WANTED, _AVERAGE, _SET_TO_1 = "wa1"
 
 
 class _Trained:
-    """A part's network with gradients."""
+    """A part's network with gradients, on the CPU, or on a GPU if it is `in_python`."""
 
     on_gpu: OnGpu | None = None
 
     def __init__(
-        self, graph: Mapping[str, Any], wanted: Sequence[str], shapes: Sequence[tuple[int, ...]]
+        self,
+        graph: Mapping[str, Any],
+        wanted: Sequence[str],
+        shapes: Sequence[tuple[int, ...]],
+        on: str,
     ) -> None:
         from ..network import Array
         from ..network.training import Training
 
-        self.outputs = len(graph["heads"])
+        self.outputs, self.in_python = len(graph["heads"]), on == "gpu"
         self._names = [node["name"] for node in graph["nodes"] if node["op"] == "null"]
         self._wanted = wanted
-        self._training = Training(json.dumps(graph), self._names, wanted)
+        self._training = Training(json.dumps(graph), self._names, wanted, on=on)
         # Not every layer's gradient is computed for every shape.
         self._training.program([Array(0, shape, "float32", 0) for shape in shapes])
 
@@ -413,6 +426,9 @@ class _Trained:
         """Give the library the program for inputs of these types and shapes."""
         code = self._training.program(list(_arrays(sizes)))
         _give_shapes(code.output_shapes, target)
+        if self.in_python:
+            return
+        code = cast("TrainingProgram", code)
         number = -next(_numbers)
         made = _Made(
             *(_address(code.for_images), None, number, len(code.for_images), 0),
@@ -421,6 +437,35 @@ class _Trained:
         )
         _library().ece408_part_give(target, ctypes.byref(made))
         _programs[number] = code.steps
+
+    def forward(self, call: int, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
+        """Compute the forward pass of a recorded call on a GPU."""
+        made = cast("GpuTrainingProgram", self._training.program(inputs))
+        known, saved = _recorded.get(call, (None, None))
+        if saved is None or known is not made:
+            saved = made.room()
+        _recorded[call] = made, saved
+        self._publish(made, made.forward(_unknown(inputs), outputs, saved), 0)
+
+    def backward(self, call: int, given: Sequence[Array], results: Sequence[Array]) -> None:
+        """Compute its backward pass, from the inputs and the gradients for the outputs."""
+        made, saved = _recorded[call]
+        count = len(self._names)
+        unknown = _unknown(given)
+        seconds = made.backward(unknown[:count], unknown[count:], results, saved)
+        self._publish(made, seconds, made.steps.forward or 0)
+
+    def _publish(self, made: GpuTrainingProgram, seconds: list[float] | None, first: int) -> None:
+        from .. import network
+
+        if seconds is not None:
+            network.publish(made.steps.for_images[first:], seconds, "gpu")
+
+
+def _unknown(arrays: Iterable[Array]) -> list[Array]:
+    """Return the arrays without their versions: MXNet counts the writes to an array, and another
+    one may have its address and its count."""
+    return [replace(array, version=0) for array in arrays]
 
 
 def _address(steps: Any) -> ctypes.c_void_p:
@@ -506,10 +551,29 @@ def _compute(part: int, version: int, *arrays: int) -> int:
     return errors.remembered(work)
 
 
+def _pass(part: int, call: int, backward: int, *arrays: int) -> int:
+    def work() -> None:
+        opened = _opened[part]
+        assert isinstance(opened, _Trained)
+        given, results = (list(described(_text(*each))) for each in (arrays[:2], arrays[2:]))
+        if backward:
+            opened.backward(call, given, results)
+        else:
+            opened.forward(call, given, results)
+
+    return errors.remembered(work)
+
+
+def _end(call: int) -> int:
+    _recorded.pop(call, None)
+    return 1
+
+
 def _text(count: int, address: int | None) -> bytes:
     return ctypes.string_at(address, count * ARRAY_BYTES) if address else b""
 
 
 _FUNCTIONS = _Functions(
-    *(_Make(_make), _Report(_report), _Forget(_forget), _Close(_close), _Compute(_compute))
+    *(_Make(_make), _Report(_report), _Forget(_forget), _Close(_close), _Compute(_compute)),
+    *(_Pass(_pass), _Forget(_end)),
 )

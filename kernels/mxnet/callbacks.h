@@ -150,6 +150,14 @@ typedef struct ece408_part_functions {
     int (*compute)(int part, uint64_t version, int64_t data, const ece408_array* data_arrays,
                    int64_t parameters, const ece408_array* parameter_arrays, int64_t outputs,
                    const ece408_array* output_arrays);
+    /* Computes a pass of a part with gradients that Python computes, for the recorded call of this
+     * number, which is not 0. Forward, `in` are the inputs and `out` the outputs; `backward`, `in`
+     * are the inputs, then the gradients for the outputs, and `out` the wanted gradients, then the
+     * moving averages. Versions are MXNet's counts of writes. */
+    int (*pass)(int part, int64_t call, int backward, int64_t inputs, const ece408_array* in,
+                int64_t outputs, const ece408_array* out);
+    /* Ends a recorded call. */
+    int (*end)(int64_t call);
 } ece408_part_functions;
 
 /* Before the first part. */

@@ -157,6 +157,13 @@ struct Gradients {
 struct Recorded {
     std::shared_ptr<Program> program;
     Lender::Loan saved;
+    int64_t number = 0;  // if Python computes it
+
+    Recorded() = default;
+    Recorded(const Recorded&) = delete;
+    ~Recorded() {
+        if (number != 0) run_python([this] { return part_functions.end(number); });
+    }
 };
 
 class Part {
@@ -256,6 +263,16 @@ public:
     // The passes of a part with gradients. Operands are in the arena, the inputs, the gradients
     // for the outputs, the outputs, the wanted gradients, the new averages, and what is saved.
     MXReturnValue forward(std::vector<MXTensor>* in, std::vector<MXTensor>* out, Recorded* call) {
+        for (const int place : gradients_.ones) {
+            const MXTensor& gamma = (*in)[static_cast<size_t>(place)];
+            std::fill_n(static_cast<float*>(gamma.data_ptr), gamma.size(), 1.f);
+        }
+        if (in_python_) {
+            static std::atomic<int64_t> last{0};
+            if (call->number == 0) call->number = ++last;
+            return pass_in_python(*call, 0, all_described(*in, 0, in->size()),
+                                  all_described(*out, 0, out->size()));
+        }
         auto made = program_for(*in);
         if (!made) return kRefused;
         if (!call->saved.get() || call->program != made) {
@@ -267,10 +284,6 @@ public:
         const Lender::Loan arena = arenas_.lend(program.arena_bytes);
         Bases bases{arena.get()};
         if (!arena.get() || !call->saved.get()) return kRefused;
-        for (const int place : gradients_.ones) {
-            const MXTensor& gamma = (*in)[static_cast<size_t>(place)];
-            std::fill_n(static_cast<float*>(gamma.data_ptr), gamma.size(), 1.f);
-        }
         add(*in, &bases);
         bases.resize(bases.size() + out->size(), nullptr);
         add(*out, &bases);
@@ -282,17 +295,26 @@ public:
     // `in` are the gradients for the outputs, the inputs and the outputs.
     MXReturnValue backward(const std::vector<MXTensor>& in, std::vector<MXTensor>* out,
                            const Recorded& call) {
-        if (!call.saved.get()) return kRefused;
-        const Program& program = *call.program;
+        if (!call.saved.get() && call.number == 0) return kRefused;
         if (predicts && !gradients_.averages.empty()) {
             run_python([&] {
-                return part_functions.report(program.number, nullptr, 0, 0, ECE408_PREDICTS, 0, -1);
+                return part_functions.report(0, nullptr, 0, 0, ECE408_PREDICTS, 0, -1);
             });
             return kRefused;
         }
         const auto average = [&](int place) -> const MXTensor& {
             return in[outputs() + static_cast<size_t>(place)];
         };
+        if (in_python_) {
+            auto given = all_described(in, outputs(), inputs_), results = Arrays();
+            for (const ece408_array& head : all_described(in, 0, outputs())) given.push_back(head);
+            for (const int place : gradients_.wanted)
+                results.push_back(described((*out)[static_cast<size_t>(place)], 0));
+            for (const int place : gradients_.averages)
+                results.push_back(described(average(place), 0));
+            return pass_in_python(call, 1, given, results);
+        }
+        const Program& program = *call.program;
         int64_t bytes = program.arena_bytes;
         std::vector<int64_t> places;  // of new averages, which steps may read until the last one
         for (const int place : gradients_.averages) {
@@ -393,6 +415,25 @@ private:
             return part_functions.compute(number_, version, data.size(), data.data(),
                                           parameters.size(), parameters.data(), results.size(),
                                           results.data());
+        });
+        return is_done ? MX_SUCCESS : kRefused;
+    }
+
+    using Arrays = std::vector<ece408_array>;
+
+    // `count` arrays from `first` on, with MXNet's counts of writes.
+    static Arrays all_described(const std::vector<MXTensor>& arrays, size_t first, size_t count) {
+        Arrays found;
+        for (size_t i = first; i < first + count; i++)
+            found.push_back(described(arrays[i], arrays[i].verID));
+        return found;
+    }
+
+    MXReturnValue pass_in_python(const Recorded& call, int backward, const Arrays& in,
+                                 const Arrays& out) const {
+        const int is_done = run_python([&] {
+            return part_functions.pass(number_, call.number, backward, in.size(), in.data(),
+                                       out.size(), out.data());
         });
         return is_done ? MX_SUCCESS : kRefused;
     }

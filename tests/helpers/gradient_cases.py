@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from gpu_networks import array
 
-from ece408_op.network.training import Training
+from ece408_op.network.training import Training, TrainingProgram
 from ece408_op.operator.loading import load_mxnet
 
 _GUARD = 64
@@ -15,8 +15,8 @@ class TrainingCase:
     """A symbol with random arrays, and the gradients for its outputs. By default all arguments are
     wanted, except labels, which are numbers from -1 to 3."""
 
-    def __init__(self, symbol, wanted=None, train=True, seed=408, lowest=-2.0, **shapes):
-        self.symbol, self.train = symbol, train
+    def __init__(self, symbol, wanted=None, train=True, seed=408, lowest=-2.0, on="cpu", **shapes):
+        self.symbol, self.train, self.on = symbol, train, on
         rng = np.random.default_rng(seed)
         arguments, outputs, states = symbol.infer_shape(**shapes)
         self.arrays, self.wanted = {}, wanted
@@ -68,7 +68,7 @@ class TrainingCase:
 
     def training(self, text=None):
         text = text or self.symbol.tojson()
-        return Training(text, list(self.arrays), self.wanted, self.train)
+        return Training(text, list(self.arrays), self.wanted, self.train, self.on)
 
     def record(self, training):
         """Return a forward pass."""
@@ -89,19 +89,27 @@ class Recorded:
         self.held = list(case.arrays.values())
         self.program = training.program(inputs)
         self.outputs = [np.full(shape, np.nan, np.float32) for shape in self.program.output_shapes]
-        self.saved = np.full(self.program.saved_bytes // 4 + _GUARD, np.nan, np.float32)
-        outputs = [array(each) for each in self.outputs]
-        self.program.forward(inputs, outputs, self.saved.ctypes.data)
-        assert np.isnan(self.saved[-_GUARD:]).all()
+        self.saved = self._room()
+        self.program.forward(inputs, [array(each) for each in self.outputs], self._place())
+        if isinstance(self.saved, np.ndarray):
+            assert np.isnan(self.saved[-_GUARD:]).all()
+
+    def _room(self):
+        if not isinstance(self.program, TrainingProgram):
+            return self.program.room()
+        return np.full(self.program.saved_bytes // 4 + _GUARD, np.nan, np.float32)
+
+    def _place(self):
+        return self.saved.ctypes.data if isinstance(self.saved, np.ndarray) else self.saved
 
     def backward(self):
         """Return the gradients and the new moving averages, by name."""
         results = [np.full(shape, np.nan, np.float32) for shape in self.program.result_shapes]
-        heads, before = [array(each) for each in self.case.heads], self.saved.tobytes()
+        heads, before = [array(each) for each in self.case.heads], np.array(self.saved)
         self.program.backward(
-            *(self.inputs, heads, [array(each) for each in results], self.saved.ctypes.data)
+            *(self.inputs, heads, [array(each) for each in results], self._place())
         )
-        assert self.saved.tobytes() == before
+        assert np.array(self.saved).tobytes() == before.tobytes()
         wanted = self.case.wanted
         averages = results[len(wanted) :]
         return dict(zip(wanted, results)), dict(zip(self.training.averages, averages))

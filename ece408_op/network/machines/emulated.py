@@ -66,8 +66,9 @@ class _Lane:
         self._started = 0.0
         self._marks: dict[int, float] = {}
 
-    def bring(self, offset: int, nbytes: int) -> None:
-        self._machine.copy(self.device + offset, self.host + offset, nbytes, TO_GPU)
+    def bring(self, offset: int, nbytes: int, address: int | None = None) -> None:
+        source = self.host + offset if address is None else address
+        self._machine.copy(self.device + offset, source, nbytes, TO_GPU)
 
     def brought(self) -> None:
         self.mark(COPIED_IN)
@@ -75,8 +76,9 @@ class _Lane:
     def after(self, other: _Lane) -> None:
         pass
 
-    def copy_out(self, offset: int, nbytes: int) -> None:
-        self._machine.copy(self.host + offset, self.device + offset, nbytes, FROM_GPU)
+    def copy_out(self, offset: int, nbytes: int, address: int | None = None) -> None:
+        to = self.host + offset if address is None else address
+        self._machine.copy(to, self.device + offset, nbytes, FROM_GPU)
 
     def mark(self, event: int) -> None:
         self._marks[event] = time.perf_counter()

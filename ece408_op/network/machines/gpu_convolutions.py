@@ -69,14 +69,28 @@ def _plan(
     target: Target, precision: str, builder: Builder, problem: ConvProblem, accumulate: bool
 ) -> tuple[Kernel, Plan]:
     """Return the best kernel for a convolution, and its plan."""
-    batch = problem.batch * builder.chosen_for // max(1, builder.steps.images)
-    like = replace(problem, batch=max(1, batch))
-    choice = tuned.best(like, target, precision)
+    batch = problem.batch
+    if builder.chosen_for != builder.steps.images:
+        batch = max(1, batch * builder.chosen_for // max(1, builder.steps.images))
+    like = replace(problem, batch=batch)
+    return chosen(target, precision, problem, like, "forward", accumulate)
+
+
+def chosen(
+    target: Target,
+    precision: str,
+    problem: ConvProblem,
+    like: ConvProblem,
+    direction: str,
+    accumulate: bool,
+) -> tuple[Kernel, Plan]:
+    """Return the best kernel for the problem `like`, and its plan for `problem`."""
+    choice = tuned.best(like, target, precision, direction)
     plan = choice.kernel.plan(problem, target.capability, accumulate, choice.layout)
     if not plan.constants:
         return choice.kernel, plan
     # Constant memory belongs to a module, which several layers may use at the same time.
-    kernel = catalog.default(like, "forward", target.capability, precision)
+    kernel = catalog.default(like, direction, target.capability, precision)
     return kernel, kernel.plan(problem, target.capability, accumulate)
 
 

@@ -6,14 +6,14 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from ... import settings
 from ...backends.cuda.kernel_plan import ARCHITECTURES, Code, Launch, Plan, Target, divide_up
-from ...backends.cuda.kernels import catalog
 from ...problem import ConvProblem
 from ..builder import MOST_AXES, Axis, Builder, Convolution, Lowering, Windows
 from ..terms import Reading, Term, reading
 from ..values import Value
 from .cuda_terms import literal, statements
-from .gpu_convolutions import convolve
+from .gpu_convolutions import chosen, convolve
 
 _POINTWISE, _STRIDED, _POOL, _REDUCE, _SOFTMAX, _LRN, _RESIZE = CODES = tuple(
     Code(name, f"network/{name}.cu", ARCHITECTURES, "float32", True)
@@ -33,6 +33,7 @@ class GpuSteps(Lowering):
     target: Target
     precision: str
     adds_in_place = True
+    accumulates = True
 
     def pointwise(self, term: Term, y: Value) -> tuple[Plan, dict[str, Value]] | None:
         leaves = term.leaves()
@@ -111,9 +112,17 @@ class GpuSteps(Lowering):
         return _launched(_RESIZE, (("ALIGNED", int(aligned)),), "resize", y.elements, arguments)
 
     def data_gradient(self, problem: ConvProblem, adds: bool = False) -> Plan:
-        chosen = catalog.default(problem, "backward_data", self.target.capability)
-        plan = chosen.plan(problem, self.target.capability, False)
-        return replace(_renamed(plan, {"dx": "y", "dy": "x"}), apart=None)
+        return self._gradient("backward_data", problem, adds, {"dx": "y", "dy": "x"})
+
+    def weight_gradient(self, problem: ConvProblem, adds: bool = False) -> Plan:
+        return self._gradient("backward_weight", problem, adds, {"dw": "y"})
+
+    def _gradient(
+        self, direction: str, problem: ConvProblem, adds: bool, names: Mapping[str, str]
+    ) -> Plan:
+        precision = settings.gradient_precision() or self.precision
+        plan = chosen(self.target, precision, problem, problem, direction, adds)[1]
+        return replace(_renamed(plan, names), apart=None)
 
     def convolve(self, builder: Builder, pending: Convolution, place: Value | None) -> Value:
         return convolve(self.target, self.precision, builder, pending, place)

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import json
 import operator
 import threading
 from collections.abc import Collection, Sequence
@@ -107,8 +108,11 @@ class DualCachedOp:
     Compiled graphs are created at first use; with static memory each has its own memory.
     """
 
-    def __init__(self, plain: Any, guarded: Any, symbol: Any, graph: Graph, flags: Flags) -> None:
-        self._plain = plain
+    def __init__(
+        self, plain: Any, guarded: Any, symbol: Any, graph: Graph, flags: Flags, on: str = "cpu"
+    ) -> None:
+        """Parts that train run `on` a machine."""
+        self._plain, self._on = plain, on
         self._guarded = guarded
         self._symbol, self._graph = symbol, graph
         self._names = symbol.list_inputs()
@@ -127,6 +131,11 @@ class DualCachedOp:
         self._weights = [n for n, name in enumerate(self._names) if name in taken]
 
     def __call__(self, *arrays: Any, **keywords: Any) -> Any:
+        found = self.compiled(arrays, keywords)
+        return self._guarded.__call__(*arrays, **keywords) if found is None else found
+
+    def compiled(self, arrays: Sequence[Any], keywords: dict[str, Any]) -> Any:
+        """Return the results of a compiled graph, or `None` if the guarded one has to run."""
         from mxnet import autograd
 
         records = autograd.is_recording()
@@ -142,7 +151,7 @@ class DualCachedOp:
             array_memory.wait_for_uses(arrays[n] for n in self._states)
             self._last = compiled
         if compiled is None:
-            return self._guarded.__call__(*arrays, **keywords)
+            return None
         # MXNet raises an array's error only once, so it must not be caught here.
         compiled.hold(arrays)
         found = None if keywords else compiled.directly(arrays)
@@ -151,7 +160,7 @@ class DualCachedOp:
         try:
             return compiled.call(*arrays, **keywords)
         except compiled_graphs.failures():
-            return self._guarded.__call__(*arrays, **keywords)
+            return None
 
     def register_hook(self, callback: Any, monitor_all: bool) -> None:
         """Make a monitor's callback see all nodes but guards."""
@@ -187,8 +196,11 @@ class DualCachedOp:
             # It is unknown which gradients are to be added.
             added = wanted if self._adds else ()
             found, opened = training_parts.compiled(
-                self._symbol, self._graph, inputs, wanted, added, self._data or None
+                *(self._symbol, self._graph, inputs, wanted, added, self._data or None),
+                on=self._on,
             )
+            if self._on == "gpu" and not (opened and opened.numbers):
+                return None
         elif on_gpu:
             found = compiled_graphs.compiled(self._symbol, self._graph, shapes)
         else:
@@ -306,14 +318,19 @@ class _OnGpu:
         self._every: dict[Any, CompiledOp | None] = {}
         # The parameters of the last call, if no other graph has run since.
         self._last: list[Any] = []
+        graph = json.loads(graph_json.text(symbol))
+        self._trained = DualCachedOp(plain, None, symbol, graph, flags, "gpu")
 
     def __call__(self, arrays: Sequence[Any], keywords: dict[str, Any]) -> Any:
         """Return the outputs, or `None` if the whole graph has to compute them."""
         from mxnet import autograd
 
-        is_inference = not (autograd.is_recording() or autograd.is_training() or self.is_monitored)
-        found = None
-        if is_inference and arrays[0].context.device_type == "cpu":
+        records, found = autograd.is_recording(), None
+        usual = records == autograd.is_training() and not self.is_monitored
+        if usual and arrays[0].context.device_type == "cpu":
+            if records:
+                self._forget()
+                return self._trained.compiled(arrays, keywords)
             found = self._partitioned(arrays)
         if found is not None:
             held = found.hold(arrays)
@@ -322,10 +339,14 @@ class _OnGpu:
             self._last = held
             with contextlib.suppress(Ece408Error):
                 return found.call(*arrays, **keywords)
-        # The other graph may write moving averages without declaring that to MXNet.
+        self._forget()
+        return None
+
+    def _forget(self) -> None:
+        """Wait for the last call: another graph may write moving averages without declaring that
+        to MXNet."""
         array_memory.wait_for_uses(self._last)
         self._last = []
-        return None
 
     def _partitioned(self, arrays: Sequence[Any]) -> CompiledOp | None:
         key = tuple((arrays[number].shape, arrays[number].dtype) for number in self._sized)

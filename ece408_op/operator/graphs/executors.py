@@ -13,6 +13,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import inspect
+import json
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
@@ -193,19 +194,18 @@ class _Substitutes:
         arrays = {**given, **own_states}
         shapes = {name: array.shape for name, array in given.items()}
         graph = graph_inference.with_known_sources(symbol, graph, shapes)
-        gradients: dict[str, Any] = {}
-        requests: dict[str, str] | str = "null"
-        if is_train and not self._is_compiled:
-            requests = _requests(executor, all_gradients)
-            gradients = {name: all_gradients[name] for name in requests}
-            added = [name for name, request in requests.items() if request == "add"]
-            found, opened = training_parts.compiled(symbol, graph, arrays, gradients, added)
-        elif is_train:
-            return None
-        else:
+        requests = _requests(executor, all_gradients) if is_train else {}
+        gradients = {name: all_gradients[name] for name in requests}
+        if not is_train:
             found, opened = partition.with_parts(symbol, graph, arrays)
             if opened is None and self._is_compiled:
                 return None
+        elif self._is_compiled:
+            return None
+        else:
+            found, opened = training_parts.compiled(
+                *(symbol, graph, arrays, gradients, _added(requests))
+            )
         if opened is not None:
             opened.forget({name: arrays[name] for name in opened.parameters})
             self._parts.append(opened)
@@ -214,18 +214,23 @@ class _Substitutes:
         return _second(executor, found, arrays, gradients, requests)
 
 
+def _added(requests: Mapping[str, str]) -> list[str]:
+    return [name for name, request in requests.items() if request == "add"]
+
+
 def _second(
     executor: Any,
     symbol: Any,
     arrays: Mapping[str, Any],
     gradients: Mapping[str, Any],
-    requests: Mapping[str, str] | str,
+    requests: Mapping[str, str],
 ) -> Any:
     """Return an executor of another graph on the arrays of `executor`."""
     arguments = {name: arrays[name] for name in symbol.list_arguments()}
     states = {name: arrays[name] for name in symbol.list_auxiliary_states()}
     others = executor._group2ctx
-    second = symbol.bind(executor._ctx, arguments, gradients, requests, states, others)
+    asked = dict(requests) or "null"
+    second = symbol.bind(executor._ctx, arguments, gradients, asked, states, others)
     # `forward` writes its inputs to this dictionary's arrays, even to unbound ones.
     second._arg_dict = executor.arg_dict
     return second
@@ -240,7 +245,8 @@ class _OnGpu(_Substitutes):
         super().__init__(is_compiled=False)
         self._monitor = monitor
         self._whole: Any = None
-        self._cut: Any = None
+        # By whether it trains; `None` if it has no parts.
+        self._cut: dict[bool, Any] = {}
 
     def fresh(self) -> _OnGpu:
         return _OnGpu(self._monitor)
@@ -253,12 +259,15 @@ class _OnGpu(_Substitutes):
 
     def of(self, executor: Any, is_train: bool) -> Any:
         on_cpu = executor._ctx.device_type == "cpu" and not executor._group2ctx
-        if is_train or self._monitor is not None or not on_cpu:
+        if self._monitor is not None or not on_cpu:
             return self.without_parts(executor)
-        if self._cut is None:
+        if is_train not in self._cut:
+            found = None
             with compiled_graphs.ONE_AT_A_TIME, contextlib.suppress(*compiled_graphs.failures()):
-                self._cut = self._with_parts(executor)
-        return self.without_parts(executor) if self._cut is None else self._cut
+                found = self._with_parts(executor, is_train)
+            self._cut[is_train] = found
+        found = self._cut[is_train]
+        return self.without_parts(executor) if found is None else found
 
     def without_parts(self, executor: Any) -> Any:
         if self._whole is None:
@@ -272,19 +281,27 @@ class _OnGpu(_Substitutes):
                 self._whole.set_monitor_callback(*self._monitor)
         return self._whole
 
-    def _with_parts(self, executor: Any) -> Any:
-        arguments, _, states = getattr(executor, _BOUND).named(executor._symbol)
+    def _with_parts(self, executor: Any, is_train: bool) -> Any:
+        arguments, all_gradients, states = getattr(executor, _BOUND).named(executor._symbol)
         arrays = {**arguments, **states}
         symbol = partition.with_known_sources(parts.put_back_symbol(executor._symbol), arrays)
-        choice = partition.choose_for(symbol, arrays, None)
-        found, opened = partition.in_parts(choice, arrays, Parts())
-        if found is None or opened is None:
-            return self.without_parts(executor)
+        requests = _requests(executor, all_gradients) if is_train else {}
+        gradients = {name: all_gradients[name] for name in requests}
+        if is_train:
+            graph = json.loads(graph_json.text(symbol))
+            found, opened = training_parts.compiled(
+                *(symbol, graph, arrays, gradients, _added(requests)), on="gpu"
+            )
+        else:
+            choice = partition.choose_for(symbol, arrays, None)
+            found, opened = partition.in_parts(choice, arrays, Parts())
+        if found is None or opened is None or not opened.numbers:
+            return None
         kept = {name: arrays[name] for name in opened.parameters}
         opened.forget(kept)
         array_memory.make_plain(list(kept.values()))
         self._parts.append(opened)
-        return _second(executor, found, arrays, {}, "null")
+        return _second(executor, found, arrays, gradients, requests)
 
 
 def _requests(executor: Any, gradients: Mapping[str, Any]) -> dict[str, str]:

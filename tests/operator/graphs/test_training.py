@@ -393,8 +393,8 @@ def test_copies_once_a_gradient_is_to_be_added(mx, rng, monkeypatch):
     monkeypatch.setattr(autograd_state, "_may_add", False)
     made, compiled = [], training_parts.compiled
 
-    def noted(*arguments):
-        made.append(compiled(*arguments))
+    def noted(*arguments, **keywords):
+        made.append(compiled(*arguments, **keywords))
         return made[-1]
 
     monkeypatch.setattr(training_parts, "compiled", noted)
