@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import threading
-from collections import defaultdict, deque
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -12,86 +10,17 @@ from typing import Any
 
 from .. import op_log, settings
 from ..backends.cpu.native import copy
-from ..errors import NotEnoughMemory
+from . import residents
+from .gpu_memory import Block, GpuMemory
 from .host_arrays import Array
-from .machines.machine import GpuMachine, Recorded, Run
+from .machines.machine import Recorded, Run
 from .memory_planner import aligned, places
+from .residents import Resident
 from .values import ARENA, SAVED, Step, Steps, Value
 
 # Arrays are copied to page-locked memory, and on to the GPU, in blocks of this size.
 _COPIED_BYTES = 8 << 20
 _passes = itertools.count(1)
-
-
-class Block:
-    """Bytes on a GPU, which return to the memory that lent them when this object ends."""
-
-    def __init__(self, memory: GpuMemory, address: int, nbytes: int) -> None:
-        self._memory, self.address, self.nbytes = memory, address, nbytes
-
-    def __del__(self) -> None:
-        self._memory.returned.append((self.address, self.nbytes))
-
-
-class GpuMemory:
-    """Blocks of a GPU's memory that are lent, and kept for the next loan when they come back. Only
-    `returned` and `ended` may be used without the machine's lock, and the machine active."""
-
-    def __init__(self, machine: GpuMachine) -> None:
-        self.machine = machine
-        # What garbage collection leaves, possibly in the middle of other work.
-        self.returned: deque[tuple[int, int]] = deque()
-        self.ended: deque[Recorded] = deque()
-        self._idle: defaultdict[int, list[int]] = defaultdict(list)
-        self._nbytes = 0
-
-    def lend(self, nbytes: int, use: str) -> Block:
-        """Return a block of this size. Raises `NotEnoughMemory`, which says the `use`."""
-        self._collect()
-        nbytes = max(1, nbytes)
-        if not self._idle[nbytes]:
-            self._make_room(nbytes, use)
-            self._idle[nbytes].append(self.machine.allocate(nbytes))
-            self._nbytes += nbytes
-        return Block(self, self._idle[nbytes].pop(), nbytes)
-
-    def trim(self) -> None:
-        """Free what is not lent."""
-        self._collect()
-        for nbytes, addresses in self._idle.items():
-            for address in addresses:
-                self.machine.free(address)
-                self._nbytes -= nbytes
-        self._idle.clear()
-
-    def _collect(self) -> None:
-        while self.ended:
-            self.ended.popleft().close()
-        while self.returned:
-            address, nbytes = self.returned.popleft()
-            self._idle[nbytes].append(address)
-
-    def _make_room(self, nbytes: int, use: str) -> None:
-        if self._nbytes + nbytes <= self.machine.budget(self._nbytes):
-            return
-        self.trim()
-        budget = self.machine.budget(self._nbytes)
-        if self._nbytes + nbytes > budget:
-            raise NotEnoughMemory(
-                f"{use} takes {nbytes} bytes on the GPU beside {self._nbytes} of other passes, and "
-                f"{budget} may be used: {self._nbytes + nbytes - budget} too many; use a smaller "
-                "batch, or allow more (ECE408_GPU_MEMORY)"
-            )
-
-
-_memories: dict[tuple[object, ...], GpuMemory] = {}
-_lock = threading.Lock()
-
-
-def memory_of(machine: GpuMachine) -> GpuMemory:
-    """Return the memory that all networks that train on a machine share."""
-    with _lock:
-        return _memories.setdefault(machine.key, GpuMemory(machine))
 
 
 class Saved:
@@ -105,9 +34,9 @@ class Saved:
 
 class GpuTrainingProgram:
     """Both passes for inputs of some shapes. `variables` are the network's inputs, and `inputs`
-    also has the gradients for its `outputs`. All of them have one block of memory on the GPU, and
-    stay there until other arrays come. A version of 0 says that an array's contents are unknown
-    in each forward pass.
+    also has the gradients for its `outputs`. All of them have one block of memory on the GPU, where
+    a backward pass still finds what its forward pass read, unless another one came between. Of
+    arrays only a resident parameter has a version that counts.
 
     Passes raise `NotEnoughMemory`, `GpuFailed` and compiler errors, and return the seconds of each
     step if the log of op times is collecting them.
@@ -121,18 +50,23 @@ class GpuTrainingProgram:
         variables = len(inputs) - outputs
         self._found = places(replace(steps, outputs=[]), ())
         self.saved_bytes = self._found.saved_bytes
-        self._values = [*inputs, *steps.outputs]
-        self._offsets: dict[int, int] = {}
-        self._nbytes = 0
-        for value in self._values:
-            self._offsets[id(value.buffer)] = self._nbytes
-            self._nbytes = aligned(self._nbytes + value.buffer.nbytes)
+        self._inputs = inputs
         forward, backward = steps.for_images[: steps.forward], steps.for_images[steps.forward :]
         self._passes = [forward, backward]
         self._variables = [_read(inputs[:variables], forward), _read(inputs[:variables], backward)]
         self._given = _read(inputs[variables:], backward)
-        # What each variable's copy was made of.
-        self._sources: dict[int, object] = {}
+        # What is copied together is adjacent.
+        first = dict.fromkeys(self._variables[0])
+        others = [value for value in inputs if value.buffer.number not in first]
+        self._offsets: dict[int, int] = {}
+        self._nbytes = 0
+        for value in (*(inputs[number] for number in first), *others, *steps.outputs):
+            self._offsets[id(value.buffer)] = self._nbytes
+            self._nbytes = aligned(self._nbytes + value.buffer.nbytes)
+        # Where resident arrays are.
+        self._elsewhere: dict[int, int] = {}
+        # By input: the number of the pass whose values its copy has.
+        self._passes_of: dict[int, int] = {}
         self._recorded: dict[tuple[int, ...], Recorded] = {}
         with self._machine.lock, self._machine.active():
             loaded = self._machine.load([step.plan for step in steps.for_images])
@@ -168,7 +102,7 @@ class GpuTrainingProgram:
         with self._active() as lane:
             self._bring(lane, self._variables[0], inputs, saved.number)
             seconds = self._compute(lane, 0, saved)
-            self._send(lane, self.steps.outputs[: self._outputs], outputs)
+            self._send(lane, zip(self.steps.outputs[: self._outputs], outputs))
         return seconds
 
     def backward(
@@ -181,11 +115,15 @@ class GpuTrainingProgram:
         """Compute the wanted gradients, then the new moving averages, from the gradients for the
         outputs. The inputs are those of the forward pass."""
         given = [*inputs, *head_gradients]
+        pairs = list(zip(self.steps.outputs[self._outputs :], results))
         with self._active() as lane:
             self._bring(lane, self._variables[1], given, saved.number)
             self._bring(lane, self._given, given, next(_passes))
+            stay = [self._resident(value, array, is_gradient=True) for value, array in pairs]
             seconds = self._compute(lane, 1, saved)
-            self._send(lane, self.steps.outputs[self._outputs :], results)
+            self._send(lane, [pair for pair, each in zip(pairs, stay) if each is None])
+            for each in filter(None, stay):
+                each.is_gradient_ahead = True
         return seconds
 
     @contextmanager
@@ -197,33 +135,50 @@ class GpuTrainingProgram:
                 yield lane
 
     def _bring(
-        self, lane: Any, numbers: Iterable[int], arrays: Sequence[Array], of_pass: int
+        self, lane: Any, numbers: Sequence[int], arrays: Sequence[Array], of_pass: int
     ) -> None:
-        """Copy those arrays to the GPU that have changed."""
+        """Copy those arrays to the GPU that it does not have since this pass."""
         stale: list[tuple[int, Array]] = []
         for number in numbers:
             array = arrays[number]
-            source = (array.address, array.version) if array.version else of_pass
-            if self._sources.get(number) != source:
-                self._sources.pop(number, None)
+            resident = self._resident(self._inputs[number], array, is_gradient=False)
+            known = self._passes_of.pop(number, 0)
+            if resident is not None:
+                resident.bring(array.version)
+            elif known != of_pass:
                 stale.append((number, array))
-        for part in _parts([(self._place(number), array) for number, array in stale]):
-            copy([(lane.host + at, array.address, array.nbytes) for at, array in part], _threads())
+        places = [self._offsets[id(self._inputs[number].buffer)] for number, _ in stale]
+        for part in _parts([(place, array) for place, (_, array) in zip(places, stale)]):
+            copied = [(lane.host + at, array.address, array.nbytes) for at, array in part]
+            copy(copied, settings.threads())
             for first, nbytes in _runs(part):
                 address = self._block.address + first
                 lane.bring(address - lane.device, nbytes, lane.host + first)
         lane.brought()
-        for number, array in stale:
-            known = array.version != 0
-            self._sources[number] = (array.address, array.version) if known else of_pass
+        own = [n for n in numbers if id(self._inputs[n].buffer) not in self._elsewhere]
+        self._passes_of.update(dict.fromkeys(own, of_pass))
 
-    def _send(self, lane: Any, values: Sequence[Value], arrays: Sequence[Array]) -> None:
+    def _resident(self, value: Value, array: Array, is_gradient: bool) -> Resident | None:
+        """Return the resident parameter in the place of an array, if any, and remember where it or
+        its gradient is."""
+        found = residents.find(array, self._machine, is_gradient)
+        key, before = id(value.buffer), self._elsewhere.pop(id(value.buffer), None)
+        if found is not None:
+            block = found.gradient if is_gradient else found.weight
+            self._elsewhere[key] = block.address
+        if self._elsewhere.get(key) != before:
+            self._memory.ended.extend(self._recorded.values())
+            self._recorded = {}
+        return found
+
+    def _send(self, lane: Any, results: Iterable[tuple[Value, Array]]) -> None:
         """Copy results to arrays; wait for all work."""
-        moves = [(self._offsets[id(v.buffer)], array) for v, array in zip(values, arrays)]
+        moves = [(self._offsets[id(value.buffer)], array) for value, array in results]
         for first, nbytes in _runs(moves):
             lane.copy_out(self._block.address + first - lane.device, nbytes, lane.host + first)
         lane.wait()
-        copy([(array.address, lane.host + at, array.nbytes) for at, array in moves], _threads())
+        copied = [(array.address, lane.host + at, array.nbytes) for at, array in moves]
+        copy(copied, settings.threads())
 
     def _compute(self, lane: Any, of: int, saved: Saved) -> list[float] | None:
         steps = self._passes[of]
@@ -250,10 +205,8 @@ class GpuTrainingProgram:
         if buffer.kind in (ARENA, SAVED):
             base = lane.device if buffer.kind == ARENA else saved.block.address
             return base + self._found.of(buffer) + value.offset
-        return self._block.address + self._offsets[id(buffer)] + value.offset
-
-    def _place(self, number: int) -> int:
-        return self._offsets[id(self._values[number].buffer)]
+        own = self._block.address + self._offsets[id(buffer)]
+        return self._elsewhere.get(id(buffer), own) + value.offset
 
 
 def _read(values: Sequence[Value], steps: Sequence[Step]) -> list[int]:
@@ -287,7 +240,3 @@ def _runs(moves: Sequence[tuple[int, Array]]) -> Iterator[tuple[int, int]]:
         end = place + array.nbytes
     if begin >= 0:
         yield begin, end - begin
-
-
-def _threads() -> int:
-    return settings.threads()

@@ -12,7 +12,7 @@ from .. import settings
 from ..backends.cpu import program
 from ..backends.cpu.cpu_backend import chosen_isa
 from ..errors import InvalidProblem
-from . import gpu_training, machines
+from . import gpu_memory, machines
 from .gpu_training import GpuTrainingProgram
 from .gradients import differentiate
 from .gradients.joint_builder import JointBuilder
@@ -89,7 +89,7 @@ class Training:
         builder = JointBuilder(lowering, self._joint, list(values.values()))
         steps, outputs = builder.build_joint(values), self._joint.outputs
         if isinstance(machine, GpuMachine):
-            memory = gpu_training.memory_of(machine)
+            memory = gpu_memory.memory_of(machine)
             return GpuTrainingProgram(memory, steps, builder.inputs, outputs)
         return TrainingProgram(steps, builder.inputs, outputs, self._arena)
 

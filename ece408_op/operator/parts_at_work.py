@@ -11,7 +11,6 @@ import functools
 import itertools
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
@@ -445,14 +444,13 @@ class _Trained:
         if saved is None or known is not made:
             saved = made.room()
         _recorded[call] = made, saved
-        self._publish(made, made.forward(_unknown(inputs), outputs, saved), 0)
+        self._publish(made, made.forward(inputs, outputs, saved), 0)
 
     def backward(self, call: int, given: Sequence[Array], results: Sequence[Array]) -> None:
         """Compute its backward pass, from the inputs and the gradients for the outputs."""
         made, saved = _recorded[call]
         count = len(self._names)
-        unknown = _unknown(given)
-        seconds = made.backward(unknown[:count], unknown[count:], results, saved)
+        seconds = made.backward(given[:count], given[count:], results, saved)
         self._publish(made, seconds, made.steps.forward or 0)
 
     def _publish(self, made: GpuTrainingProgram, seconds: list[float] | None, first: int) -> None:
@@ -460,12 +458,6 @@ class _Trained:
 
         if seconds is not None:
             network.publish(made.steps.for_images[first:], seconds, "gpu")
-
-
-def _unknown(arrays: Iterable[Array]) -> list[Array]:
-    """Return the arrays without their versions: MXNet counts the writes to an array, and another
-    one may have its address and its count."""
-    return [replace(array, version=0) for array in arrays]
 
 
 def _address(steps: Any) -> ctypes.c_void_p:
