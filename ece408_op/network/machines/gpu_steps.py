@@ -7,19 +7,32 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from ... import settings
-from ...backends.cuda.kernel_plan import ARCHITECTURES, Code, Launch, Plan, Target, divide_up
+from ...backends.cuda.kernel_plan import (
+    ARCHITECTURES,
+    Code,
+    Defines,
+    Launch,
+    Plan,
+    Target,
+    divide_up,
+)
 from ...problem import ConvProblem
-from ..builder import MOST_AXES, Axis, Builder, Convolution, Lowering, Windows
+from ..builder import MOST_AXES, Axis, Batch, Builder, Convolution, Lowering, Windows
 from ..terms import Reading, Term, reading
 from ..values import Value
 from .cuda_terms import literal, statements
 from .gpu_convolutions import chosen, convolve
 
-_POINTWISE, _STRIDED, _POOL, _REDUCE, _SOFTMAX, _LRN, _RESIZE = CODES = tuple(
-    Code(name, f"network/{name}.cu", ARCHITECTURES, "float32", True)
-    for name in ("pointwise", "strided_copy", "pool", "reduce_rows", "softmax", "lrn", "resize")
+_NAMES = (
+    *("pointwise", "strided_copy", "pool", "reduce_rows", "softmax", "lrn", "resize"),
+    *("batch_norm", "batch_norm_gradient", "pool_gradient", "one_hot"),
 )
+CODES = tuple(Code(name, f"network/{name}.cu", ARCHITECTURES, "float32", True) for name in _NAMES)
+_POINTWISE, _STRIDED, _POOL, _REDUCE, _SOFTMAX, _LRN, _RESIZE, *_TRAINING = CODES
+_NORM, _NORM_GRADIENT, _POOL_GRADIENT, _ONE_HOT = _TRAINING
 _THREADS, _WARPS = 256, 8
+# Blocks of a pass over channels, and elements of a window that one thread searches.
+_BLOCKS, _SMALL_WINDOW = 2048, 64
 _TYPES = {"float32": "float", "float16": "__half", "uint8": "unsigned char"}
 _BORDERS = {"constant": "ZERO", "edge": "NEAREST", "reflect": "MIRRORED"}
 _WINDOWS = {"max": "LARGEST", "avg": "AVERAGE", "sum": "SUM"}
@@ -77,20 +90,39 @@ class GpuSteps(Lowering):
         return _launched(_STRIDED, defines, "strided_copy", elements, arguments)
 
     def pool(self, x: Value, y: Value, windows: Windows) -> Plan:
-        defines: list[tuple[str, str | int]] = [
-            ("KIND", _WINDOWS[windows.kind]),
-            ("WITH_BORDER", int(windows.border)),
-        ]
-        named = (
-            *(("", x.shape[-2:]), ("OUT", y.shape[-2:]), ("KERNEL", windows.kernel)),
-            *(("STRIDE", windows.stride), ("PAD", windows.pad)),
-        )
-        for name, sizes in named:
-            names = (f"{name}_H", f"{name}_W") if name else ("HEIGHT", "WIDTH")
-            defines += zip(names, sizes)
         images = (x.image or x.per_image, y.image or y.per_image)
         arguments = ("y", "x", y.elements, x.shape[1], *images)
-        return _launched(_POOL, defines, "pool", y.elements, arguments)
+        return _launched(_POOL, _pooled(x, y, windows), "pool", y.elements, arguments)
+
+    def pool_gradient(self, x: Value, dy: Value, windows: Windows) -> Plan:
+        defines, count = _pooled(x, dy, windows), dy.elements
+        arguments = ("y", "dy", "workspace", x.elements)
+        if windows.kind != "max":
+            return _launched(_POOL_GRADIENT, defines, "pool_gradient", x.elements, arguments)
+        size = math.prod(windows.kernel)
+        finders, nbytes = 1 if size <= _SMALL_WINDOW else 32, 1 if size < 256 else 4
+        defines += [("FINDERS", finders), ("PLACE", "unsigned char" if nbytes == 1 else "int")]
+        plan = _launched(_POOL_GRADIENT, defines, "pool_gradient", x.elements, arguments)
+        grid = (divide_up(count, _THREADS // finders), 1, 1)
+        find = Launch("find", grid, (_THREADS, 1, 1), ("workspace", "x", "pooled", count))
+        return replace(plan, launches=(find, *plan.launches), workspace_bytes=nbytes * count)
+
+    def norm(self, batch: Batch, scaled: bool, adds: bool) -> Plan:
+        defines = ("EPSILON", repr(float(batch.epsilon))), ("ADDS", int(adds))
+        arrays = ("y", "mean", "inverse", "x", "gamma", "beta", "added", "workspace")
+        return _passes(_NORM, defines, batch, ("workspace", "x"), "normalise", arrays)
+
+    def norm_gradient(self, batch: Batch, scaled: bool, adds: bool) -> Plan:
+        read = "x", "dy", "positive", "mean"
+        gradient = "dadded" if adds and _splits(batch) > 1 else "dy"
+        arrays = ("y", "dgamma", "dbeta", "dadded", "x", gradient, *read[2:], "inverse", "gamma")
+        sums, named = ("workspace", "dadded", *read), ("differentiate", (*arrays, "workspace"))
+        return _passes(_NORM_GRADIENT, (("ADDS", int(adds)),), batch, sums, *named)
+
+    def one_hot(self, rows: int, length: int, inner: int) -> Plan:
+        elements = rows * length * inner
+        arguments = ("y", "x", elements, length, inner)
+        return _launched(_ONE_HOT, (), "one_hot", elements, arguments)
 
     def reduce(self, kind: str, outputs: int, length: int, inner: int, factor: float) -> Plan:
         defines = (("LARGEST", _LARGEST.get(kind, "NONE")), ("FACTOR", literal(factor)))
@@ -126,6 +158,61 @@ class GpuSteps(Lowering):
 
     def convolve(self, builder: Builder, pending: Convolution, place: Value | None) -> Value:
         return convolve(self.target, self.precision, builder, pending, place)
+
+
+def _pooled(x: Value, y: Value, windows: Windows) -> list[tuple[str, str | int]]:
+    """Return the macros of windows on x, and of their results."""
+    defines: list[tuple[str, str | int]] = [
+        ("KIND", _WINDOWS[windows.kind]),
+        ("WITH_BORDER", int(windows.border)),
+    ]
+    named = (
+        *(("", x.shape[-2:]), ("OUT", y.shape[-2:]), ("KERNEL", windows.kernel)),
+        *(("STRIDE", windows.stride), ("PAD", windows.pad)),
+    )
+    for name, sizes in named:
+        names = (f"{name}_H", f"{name}_W") if name else ("HEIGHT", "WIDTH")
+        defines += zip(names, sizes)
+    return defines
+
+
+def _lanes(batch: Batch) -> int:
+    """Return the channels of a block (kLanes)."""
+    return 8 if batch.pixels == 1 else 1
+
+
+def _splits(batch: Batch) -> int:
+    """Return the number of splits of each channel, whose sums are added up by each block of the
+    second pass: enough to fill a GPU, but few enough that it reads much more of the arrays. Small
+    channels have one, which a block reads again from its cache."""
+    elements, threads = batch.images * batch.pixels, _THREADS // _lanes(batch)
+    vectors = elements // 4 if batch.pixels % 4 == 0 else elements
+    if vectors <= 8 * threads:
+        return 1
+    enough = divide_up(_BLOCKS, divide_up(batch.channels, _lanes(batch)))
+    return max(1, min(enough, math.isqrt(elements // 8), vectors // (4 * threads)))
+
+
+def _passes(
+    code: Code,
+    defines: Defines,
+    batch: Batch,
+    sums: tuple[str, ...],
+    function: str,
+    arrays: tuple[str, ...],
+) -> Plan:
+    """Return the passes over channels: "sum" with the arrays `sums`, unless there is one split,
+    then `function`."""
+    splits, sizes = _splits(batch), batch[:3]
+    grid = (divide_up(batch.channels, _lanes(batch)), splits, 1)
+    last = ("IS_RELU", int(batch.is_relu)), ("CHANNELS_LAST", int(batch.pixels == 1))
+    launches = tuple(
+        Launch(name, grid, (_THREADS, 1, 1), (*names, *sizes, splits))
+        for name, names in (("sum", sums), (function, arrays))
+    )
+    if splits == 1:
+        return Plan(code, (*defines, *last), launches[1:])
+    return Plan(code, (*defines, *last), launches, workspace_bytes=16 * splits * batch.channels)
 
 
 def _launched(

@@ -1,0 +1,92 @@
+// Batch normalisation by the batch's own mean and variance, an optional sum, and relu.
+//
+// Two passes: sums of a channel's splits, then y, for which each block adds up its channel's sums
+// again. Small channels have one split, whose block does both. The second pass goes backwards, as
+// the cache holds the end of x.
+#include "channel_passes.cuh"
+
+#ifndef EPSILON
+#define EPSILON 1e-3
+#endif
+#ifndef ADDS
+#define ADDS 0  // the sum with `added`, before relu
+#endif
+#ifndef IS_RELU
+#define IS_RELU 0
+#endif
+
+// Sums of the differences from the channel's first element, and of their squares.
+template <int V>
+__device__ Sums difference_sums(const Pass &pass, const float *x) {
+    Sums sums;
+    if (pass.is_empty()) return sums;
+    const double about = __ldg(x + pass.channel * pass.pixels);
+    pass.each<V>([&](unsigned at) {
+        const auto v = load<V>(x + at);
+#pragma unroll
+        for (int k = 0; k < V; k++) {
+            const double difference = v.of[k] - about;
+            sums.add(difference, difference * difference);
+        }
+    });
+    return sums;
+}
+
+__device__ Sums difference_sums(const Pass &pass, const float *x) {
+    return has_vectors(pass.pixels, x) ? difference_sums<4>(pass, x) : difference_sums<1>(pass, x);
+}
+
+struct Normal {
+    float mean, factor, addend;
+};
+
+template <int V>
+__device__ void put_normal(const Pass &pass, const Normal &of, float *y, const float *x,
+                           const float *added) {
+    pass.each<V>([&](unsigned at) {
+        auto v = load<V>(x + at);
+        const auto other = load<V>((ADDS ? added : x) + at);
+#pragma unroll
+        for (int k = 0; k < V; k++) {
+            float value = (v.of[k] - of.mean) * of.factor + of.addend;
+            if (ADDS) value += other.of[k];
+            v.of[k] = IS_RELU && value < 0 ? 0 : value;  // NaN stays NaN
+        }
+        store<V>(y + at, v);
+    });
+}
+
+extern "C" __global__ void __launch_bounds__(kThreads, 4)
+    sum(double2 *parts, const float *x, int images, int channels, int pixels, int splits) {
+    const Pass pass(images, channels, pixels, splits, blockIdx.x, blockIdx.y);
+    put_sums(parts, pass, difference_sums(pass, x));
+}
+
+// With one split it reads no `parts`; without `gamma` that is 1.
+extern "C" __global__ void __launch_bounds__(kThreads, 4)
+    normalise(float *y, float *mean, float *inverse, const float *x, const float *gamma,
+              const float *beta, const float *added, const double2 *parts, int images, int channels,
+              int pixels, int splits) {
+    const Pass pass(images, channels, pixels, splits, gridDim.x - 1 - blockIdx.x,
+                    gridDim.y - 1 - blockIdx.y);
+    const Sums total = add_up(splits > 1 ? sums_of(parts, pass) : difference_sums(pass, x));
+    __shared__ Normal of_lanes[kLanes];
+    const unsigned channel = pass.channel;
+    if (threadIdx.x < kLanes && !pass.is_empty()) {
+        const double count = double(images) * pixels, from_about = total.first / count;
+        const double variance = fmax(total.second / count - from_about * from_about, 0.);
+        // NaN if an element is NaN or infinite, else 0.
+        const double lost = from_about - from_about;
+        const double deviation = sqrt(variance + EPSILON) + lost;
+        const float own_mean = float(__ldg(x + channel * pixels) + from_about + lost);
+        const float own_inverse = deviation == 0 ? 0.f : float(1 / deviation);
+        const float scale = gamma ? __ldg(gamma + channel) : 1.f;
+        of_lanes[threadIdx.x] = {own_mean, own_inverse * scale, __ldg(beta + channel)};
+        if (pass.split == 0) mean[channel] = own_mean, inverse[channel] = own_inverse;
+    }
+    __syncthreads();
+    if (pass.is_empty()) return;
+    const Normal of = of_lanes[threadIdx.x % kLanes];
+    if (has_vectors(pixels, x, y, ADDS ? added : x)) put_normal<4>(pass, of, y, x, added);
+    else put_normal<1>(pass, of, y, x, added);
+}

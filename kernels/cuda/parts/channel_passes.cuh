@@ -1,0 +1,125 @@
+// Passes over channels of arrays (images, channels, pixels), and sums over them that are the same in
+// every run.
+//
+// A block has one split of kLanes adjacent channels: a range of each channel's vectors, which its
+// kRanks threads read in turn. Sums are in double, which costs nothing: reading the arrays takes
+// longer.
+#pragma once
+
+#include <stdint.h>
+
+#ifndef CHANNELS_LAST
+#define CHANNELS_LAST 0  // arrays have one pixel
+#endif
+
+constexpr unsigned kThreads = 256;
+// Channels that are adjacent in memory are read together, a sector of it by neighbouring threads.
+constexpr unsigned kLanes = CHANNELS_LAST ? 8 : 1, kRanks = kThreads / kLanes;
+
+// `pixels` of four floats can be read as vectors, if all arrays begin at multiples of 16 bytes.
+template <class... Arrays>
+__device__ bool has_vectors(int pixels, Arrays... arrays) {
+    return !CHANNELS_LAST && (((pixels * sizeof(float)) | ... | uintptr_t(arrays)) % 16) == 0;
+}
+
+template <int V>
+struct Vector {
+    float of[V];
+};
+
+template <int V>
+__device__ Vector<V> load(const float *from) {
+    if constexpr (V == 1) return {{__ldg(from)}};
+    else {
+        const float4 v = __ldg(reinterpret_cast<const float4 *>(from));
+        return {{v.x, v.y, v.z, v.w}};
+    }
+}
+
+template <int V>
+__device__ void store(float *to, const Vector<V> &v) {
+    if constexpr (V == 1) *to = v.of[0];
+    else *reinterpret_cast<float4 *>(to) = make_float4(v.of[0], v.of[1], v.of[2], v.of[3]);
+}
+
+// What a thread reads of the arrays: a part of the split `split` of a channel.
+struct Pass {
+    unsigned images, channels, pixels, splits, channel, split;
+
+    __device__ Pass(int images, int channels, int pixels, int splits, unsigned group, unsigned split)
+        : images(images), channels(channels), pixels(pixels), splits(splits),
+          channel(group * kLanes + threadIdx.x % kLanes), split(split) {}
+
+    __device__ bool is_empty() const { return channel >= channels; }
+
+    // Calls `work` with the index of every V-th float, beginning with the thread's own.
+    template <int V, class Work>
+    __device__ void each(const Work &work) const {
+        constexpr unsigned kUnroll = V == 1 ? 8 : 4;
+        const unsigned per_image = pixels / V, vectors = images * per_image;
+        const unsigned length = (vectors + splits - 1) / splits, rank = threadIdx.x / kLanes;
+        const unsigned first = split * length + rank, end = min((split + 1) * length, vectors);
+        if (is_empty() || first >= end) return;
+        // Additions in place of a division for each vector.
+        const unsigned image = channels * pixels, on = kRanks % per_image;
+        const unsigned step = kRanks / per_image * image + on * V, wrap = image - pixels;
+        unsigned at = first / per_image * image + channel * pixels + first % per_image * V;
+        unsigned pixel = first % per_image, left = (end - first + kRanks - 1) / kRanks;
+        const auto next = [&] {
+            work(at);
+            at += step, pixel += on;
+            if (pixel >= per_image) pixel -= per_image, at += wrap;
+        };
+        for (; left >= kUnroll; left -= kUnroll) {
+#pragma unroll
+            for (unsigned k = 0; k < kUnroll; k++) next();
+        }
+        for (; left > 0; left--) next();
+    }
+};
+
+// Two sums over a channel.
+struct Sums {
+    double first = 0, second = 0;
+
+    __device__ void add(double a, double b) { first += a, second += b; }
+};
+
+// Adds the sums of a channel's threads, in a fixed order; the first kLanes threads return them. Call
+// it once in a kernel.
+__device__ Sums add_up(Sums sums) {
+    constexpr unsigned kWarps = kThreads / 32;
+    __shared__ double2 of_warps[kWarps][kLanes];
+    const unsigned warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+#pragma unroll
+    for (unsigned step = kLanes; step < 32; step *= 2) {
+        sums.first += __shfl_xor_sync(0xffffffffu, sums.first, step);
+        sums.second += __shfl_xor_sync(0xffffffffu, sums.second, step);
+    }
+    if (lane < kLanes) of_warps[warp][lane] = make_double2(sums.first, sums.second);
+    __syncthreads();
+    Sums total;
+    if (threadIdx.x < kLanes) {
+        for (unsigned k = 0; k < kWarps; k++) total.add(of_warps[k][lane].x, of_warps[k][lane].y);
+    }
+    return total;
+}
+
+// parts[split][channel] are the sums of a split.
+__device__ void put_sums(double2 *parts, const Pass &pass, const Sums &sums) {
+    const Sums total = add_up(sums);
+    if (threadIdx.x < kLanes && !pass.is_empty()) {
+        parts[size_t(pass.split) * pass.channels + pass.channel] =
+            make_double2(total.first, total.second);
+    }
+}
+
+// The thread's share of the splits' sums.
+__device__ Sums sums_of(const double2 *parts, const Pass &pass) {
+    Sums sums;
+    for (unsigned s = threadIdx.x / kLanes; s < pass.splits && !pass.is_empty(); s += kRanks) {
+        const double2 part = parts[size_t(s) * pass.channels + pass.channel];
+        sums.add(part.x, part.y);
+    }
+    return sums;
+}
