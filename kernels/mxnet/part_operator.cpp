@@ -292,3 +292,7 @@ void ece408_memory_is_shared(void) { ece408::Versions::are_shared = true; }
 int ece408_are_foreign(void* const* handles, int count) {
     return std::any_of(handles, handles + count, ece408::is_foreign) ? 1 : 0;
 }
+
+int64_t ece408_writes_to(void* handle) {
+    return ece408::is_plain(handle) ? static_cast<int64_t>(ece408::writes_to(handle)) : -1;
+}
