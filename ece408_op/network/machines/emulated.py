@@ -80,6 +80,9 @@ class _Lane:
         to = self.host + offset if address is None else address
         self._machine.copy(to, self.device + offset, nbytes, FROM_GPU)
 
+    def launch(self, loaded: _Loaded, pointers: Mapping[str, int]) -> None:
+        loaded.launch(pointers)
+
     def mark(self, event: int) -> None:
         self._marks[event] = time.perf_counter()
 

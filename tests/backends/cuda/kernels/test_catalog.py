@@ -17,6 +17,7 @@ from ece408_op.bench.checker import random_cases
 from ece408_op.bench.shapes import SHAPES
 from ece408_op.errors import InvalidSetting, UnsupportedProblem
 from ece408_op.files.resources import kernels_dir
+from ece408_op.network import update
 from ece408_op.network.machines.gpu_steps import CODES
 from ece408_op.problem import ConvProblem
 
@@ -374,6 +375,6 @@ def test_the_newest_code_that_a_gpu_runs_is_chosen():
 def test_every_source_belongs_to_the_catalog():
     folder = kernels_dir() / "cuda"
     sources = {str(path.relative_to(folder)) for path in folder.rglob("*.cu")}
-    used = {each.source for each in (*catalog.KERNELS, *CODES)}
+    used = {each.source for each in (*catalog.KERNELS, *CODES, update.CODE)}
     assert sources - used == {str(path.relative_to(folder)) for path in folder.glob("measuring/*")}
     assert used <= sources

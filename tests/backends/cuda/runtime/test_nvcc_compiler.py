@@ -14,13 +14,17 @@ from places import CUBINS
 from ece408_op.backends.cuda.kernels import catalog
 from ece408_op.backends.cuda.runtime import nvcc_compiler
 from ece408_op.errors import KernelCompileFailed, NoUsableGpu
+from ece408_op.network import update
 from ece408_op.network.machines.gpu_steps import CODES
 from ece408_op.problem import ConvProblem
 from ece408_op.profile import gpu_ceilings
 
 # Each source with its macros and architectures.
 SOURCES = {
-    **{(each.source, each.macros): each.architectures for each in (*catalog.KERNELS, *CODES)},
+    **{
+        (each.source, each.macros): each.architectures
+        for each in (*catalog.KERNELS, *CODES, update.CODE)
+    },
     (gpu_ceilings.SOURCE, ()): gpu_ceilings.ARCHITECTURES,
 }
 
