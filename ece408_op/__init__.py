@@ -66,8 +66,11 @@ _MODULES = {
     "to_gpu": "operator.frozen_network",
     "unswap": "operator.swapping",
 }
-# Layers are subclasses of Gluon's and need MXNet.
-_LAYERS = ("Conv1D", "Conv2D")
+# Subclasses of Gluon's, which need MXNet.
+_OF_GLUON = {
+    **dict.fromkeys(("Conv1D", "Conv2D"), "operator.gluon_layers"),
+    "Trainer": "operator.trainer",
+}
 
 register_with_mxnet()
 
@@ -75,11 +78,11 @@ register_with_mxnet()
 def __getattr__(name: str) -> Any:
     if name in ("errors", "settings"):
         return importlib.import_module(f".{name}", __name__)
-    if name in _LAYERS:
+    if name in _OF_GLUON:
         from .operator.loading import load_mxnet
 
         load_mxnet()
-        module = "operator.gluon_layers"
+        module = _OF_GLUON[name]
     elif name in _MODULES:
         module = _MODULES[name]
     else:
@@ -89,4 +92,4 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__, *_LAYERS})
+    return sorted({*globals(), *__all__, *_OF_GLUON})

@@ -63,8 +63,8 @@ class GpuTrainingProgram:
         for value in (*(inputs[number] for number in first), *others, *steps.outputs):
             self._offsets[id(value.buffer)] = self._nbytes
             self._nbytes = aligned(self._nbytes + value.buffer.nbytes)
-        # Where resident arrays are.
-        self._elsewhere: dict[int, int] = {}
+        # What is in the place of arrays, and its address.
+        self._residents: dict[int, tuple[Resident, int]] = {}
         # By input: the number of the pass whose values its copy has.
         self._passes_of: dict[int, int] = {}
         self._recorded: dict[tuple[int, ...], Recorded] = {}
@@ -122,8 +122,9 @@ class GpuTrainingProgram:
             stay = [self._resident(value, array, is_gradient=True) for value, array in pairs]
             seconds = self._compute(lane, 1, saved)
             self._send(lane, [pair for pair, each in zip(pairs, stay) if each is None])
-            for each in filter(None, stay):
-                each.is_gradient_ahead = True
+            for each, array in zip(stay, results):
+                if each is not None:
+                    each.gradient_version = array.version
         return seconds
 
     @contextmanager
@@ -155,18 +156,19 @@ class GpuTrainingProgram:
                 address = self._block.address + first
                 lane.bring(address - lane.device, nbytes, lane.host + first)
         lane.brought()
-        own = [n for n in numbers if id(self._inputs[n].buffer) not in self._elsewhere]
+        own = [n for n in numbers if id(self._inputs[n].buffer) not in self._residents]
         self._passes_of.update(dict.fromkeys(own, of_pass))
 
     def _resident(self, value: Value, array: Array, is_gradient: bool) -> Resident | None:
         """Return the resident parameter in the place of an array, if any, and remember where it or
         its gradient is."""
-        found = residents.find(array, self._machine, is_gradient)
-        key, before = id(value.buffer), self._elsewhere.pop(id(value.buffer), None)
+        found, key = residents.find(array, self._machine, is_gradient), id(value.buffer)
+        before = self._residents.pop(key, None)
         if found is not None:
-            block = found.gradient if is_gradient else found.weight
-            self._elsewhere[key] = block.address
-        if self._elsewhere.get(key) != before:
+            self._residents[key] = found, (found.gradient if is_gradient else found.weight).address
+        elif before is not None:
+            before[0].check(array.version)
+        if self._residents.get(key) != before:
             self._memory.ended.extend(self._recorded.values())
             self._recorded = {}
         return found
@@ -205,8 +207,9 @@ class GpuTrainingProgram:
         if buffer.kind in (ARENA, SAVED):
             base = lane.device if buffer.kind == ARENA else saved.block.address
             return base + self._found.of(buffer) + value.offset
-        own = self._block.address + self._offsets[id(buffer)]
-        return self._elsewhere.get(id(buffer), own) + value.offset
+        if id(buffer) in self._residents:
+            return self._residents[id(buffer)][1] + value.offset
+        return self._block.address + self._offsets[id(buffer)] + value.offset
 
 
 def _read(values: Sequence[Value], steps: Sequence[Step]) -> list[int]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from ..errors import InvalidSetting
 from .gpu_memory import Block, GpuMemory
 from .host_arrays import Array
 from .machines.machine import GpuMachine
@@ -24,36 +25,56 @@ def find(array: Array, machine: GpuMachine, is_gradient: bool) -> Resident | Non
 
 class Resident:
     """A parameter and its gradient, on a GPU in the place of two host arrays of float32, and the
-    optimizer's `states`, which begin as zeros. `version` is that of the host's parameter when both
-    had the same values, or the GPU had newer ones.
+    optimizer's `states`, which begin as zeros. Counts of writes to the host's arrays tell who has
+    newer values: `version` was that of the parameter when both had the same values, or the GPU
+    newer ones (`is_ahead`).
 
     Raises `NotEnoughMemory`. Create it, and call its methods, with the machine's lock held and the
     machine active.
     """
 
-    def __init__(self, memory: GpuMemory, weight: Array, gradient: Array, states: int) -> None:
-        self.machine = memory.machine
+    def __init__(
+        self, memory: GpuMemory, name: str, weight: Array, gradient: Array, states: int
+    ) -> None:
+        self.machine, self._name = memory.machine, name
         self.host, self.host_gradient = weight, gradient
         use = "training: a parameter"
         self.weight, self.gradient = (memory.lend(weight.nbytes, use) for _ in range(2))
         self.states: list[Block] = [memory.lend(weight.nbytes, use) for _ in range(states)]
-        self.version = -1
-        # Whether the GPU has newer values than the host.
-        self.is_ahead = self.is_gradient_ahead = False
+        self.version, self.is_ahead = -1, False
+        # What the host's gradient had when the GPU computed one; -1 if it has none.
+        self.gradient_version = -1
         zeros = np.zeros(weight.nbytes, np.uint8)
         for each in self.states:
             self.machine.upload(each.address, zeros.ctypes.data, weight.nbytes)
         _parameters[weight.address] = _gradients[gradient.address] = self
 
     def bring(self, version: int) -> None:
-        """Copy the host's parameter, which has this version, to the GPU, unless that is known."""
+        """Copy the host's parameter, which has this version, to the GPU, unless that is known.
+        Raises `InvalidSetting` if both have newer values."""
         if version != self.version:
+            self.check(version)
             self.machine.upload(self.weight.address, self.host.address, self.host.nbytes)
             self.version, self.is_ahead = version, False
 
-    def bring_gradient(self) -> None:
-        """Copy the host's gradient to the GPU, unless the GPU computed a newer one."""
-        if not self.is_gradient_ahead:
+    def check(self, version: int) -> None:
+        """Raise `InvalidSetting` if the GPU has newer values than the host, which has changed, too:
+        its array has this version."""
+        if self.is_ahead and version != self.version:
+            raise InvalidSetting(
+                f"parameter {self._name} was used through an array that was read before its "
+                "trainer's last step; read it again by data()"
+            )
+
+    def has_gradient(self, version: int) -> bool:
+        """Return whether the GPU has a newer gradient than the host's, which has this version. The
+        pass that computed it counts as a write."""
+        return self.gradient_version >= 0 and version == self.gradient_version + 1
+
+    def bring_gradient(self, version: int) -> None:
+        """Copy the host's gradient, which has this version, to the GPU, unless the GPU computed a
+        newer one."""
+        if not self.has_gradient(version):
             of = self.host_gradient
             self.machine.upload(self.gradient.address, of.address, of.nbytes)
 
@@ -63,15 +84,14 @@ class Resident:
             self.machine.download(self.host.address, self.weight.address, self.host.nbytes)
             self.is_ahead = False
 
+    def fetch_gradient(self) -> None:
+        """Copy the gradient to the host."""
+        of = self.host_gradient
+        self.machine.download(of.address, self.gradient.address, of.nbytes)
+        self.gradient_version = -1
+
     def close(self) -> None:
         """Let the host's arrays be used as others are."""
         for known, array in ((_parameters, self.host), (_gradients, self.host_gradient)):
             if known.get(array.address) is self:
                 del known[array.address]
-
-    def fetch_gradient(self) -> None:
-        """Copy the gradient to the host if the GPU has newer values."""
-        if self.is_gradient_ahead:
-            of = self.host_gradient
-            self.machine.download(of.address, self.gradient.address, of.nbytes)
-            self.is_gradient_ahead = False

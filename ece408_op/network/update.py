@@ -48,8 +48,8 @@ class Item(NamedTuple):
     """An array of weights and its update.
 
     `weight`, `gradient` and `states`, which are in MXNet's order, are addresses on the GPU of
-    `elements` float32, aligned to 4 bytes. `lr` and `wd` are the learning rate and the weight decay of
-    this step, with MXNet's multipliers, and `t` is its number, from 1 on.
+    `elements` float32, aligned to 4 bytes. `lr` and `wd` are the learning rate and the weight decay
+    of this step, with MXNet's multipliers, and `t` is its number, from 1 on.
     """
 
     weight: int

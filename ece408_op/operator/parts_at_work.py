@@ -146,6 +146,7 @@ class Parts:
         self.fixed: dict[str, list[int]] = {}
         # Whether data may be of uint8.
         self.takes_pixels = False
+        self.train_on_gpu = False
 
     def node(
         self,
@@ -175,6 +176,7 @@ class Parts:
         its inputs whose gradients are computed, and `shapes` those of all. Raises what `Training`
         does."""
         opened = _Trained(graph, wanted, shapes, on)
+        self.train_on_gpu = opened.in_python
         kinds = DATA * len(shapes)
         types = ["float32"] * (len(shapes) + len(graph["heads"]))
         node = self._node(opened, kinds, types, name)

@@ -21,17 +21,9 @@ namespace {
 template <auto ptr>
 struct Memory {
     friend bool is_lent(const mxnet::NDArray& array) { return (array.*ptr)->static_data; }
-    friend bool may_be_blocked(const mxnet::NDArray& array) {
-#if MXNET_USE_MKLDNN
-        return (array.*ptr)->mkl_mem_ != nullptr;
-#else
-        return false;
-#endif
-    }
 };
 
 bool is_lent(const mxnet::NDArray& array);
-bool may_be_blocked(const mxnet::NDArray& array);
 
 template struct Memory<&mxnet::NDArray::ptr_>;
 
@@ -40,10 +32,6 @@ template struct Memory<&mxnet::NDArray::ptr_>;
 bool ece408::is_foreign(const void* handle) {
     const auto& array = *static_cast<const mxnet::NDArray*>(handle);
     return is_lent(array) || array.ctx().dev_type == mxnet::Context::kCPUShared;
-}
-
-bool ece408::is_plain(const void* handle) {
-    return !may_be_blocked(*static_cast<const mxnet::NDArray*>(handle));
 }
 
 size_t ece408::writes_to(const void* handle) {

@@ -15,9 +15,6 @@ size_t writes_to(const void* handle);
 // count their writes. Views have their array's memory.
 bool is_foreign(const void* handle);
 
-// Whether the array is surely not in a layout of oneDNN's.
-bool is_plain(const void* handle);
-
 // An array's type, by MXNet's number, its number of dimensions, and these.
 using Sizes = std::vector<int64_t>;
 

@@ -75,8 +75,7 @@ ECE408_EXPORT void ece408_memory_is_shared(void);
 /* 1 if one of the arrays of these handles is in memory that is not MXNet's own. */
 ECE408_EXPORT int ece408_are_foreign(void* const* handles, int count);
 
-/* The count of completed writes to the array of a handle, or -1 if MXNet may pass operators a copy of it,
- * because it is in a layout of oneDNN's. */
+/* The number of completed writes to the array of a handle. */
 ECE408_EXPORT int64_t ece408_writes_to(void* handle);
 
 /* The deleter of a DLPack tensor: sets its manager, an `int`, to 0. */

@@ -308,8 +308,10 @@ public:
         if (in_python_) {
             auto given = all_described(in, outputs(), inputs_), results = Arrays();
             for (const ece408_array& head : all_described(in, 0, outputs())) given.push_back(head);
-            for (const int place : gradients_.wanted)
-                results.push_back(described((*out)[static_cast<size_t>(place)], 0));
+            for (const int place : gradients_.wanted) {
+                const MXTensor& gradient = (*out)[static_cast<size_t>(place)];
+                results.push_back(described(gradient, gradient.verID));
+            }
             for (const int place : gradients_.averages)
                 results.push_back(described(average(place), 0));
             return pass_in_python(call, 1, given, results);

@@ -19,7 +19,13 @@ from collections.abc import Collection, Sequence
 from typing import Any
 
 from ...errors import Ece408Error
-from .. import array_memory, autograd_state, compiled_operator, parts_at_work
+from .. import (
+    array_memory,
+    arrays_on_gpu,
+    autograd_state,
+    compiled_operator,
+    parts_at_work,
+)
 from ..parts_at_work import DirectCalls, Parts
 from . import (
     compiled_graphs,
@@ -78,8 +84,10 @@ def _cached_op_class(plain: Any) -> Any:
                 found = self._on_gpu(arrays, keywords)
                 if found is not None:
                     return found
-            call = super().__call__ if self._ours is None else self._ours
-            return call(*arrays, **keywords)
+            if self._ours is not None:
+                return self._ours(*arrays, **keywords)
+            arrays_on_gpu.show(arrays)
+            return super().__call__(*arrays, **keywords)
 
         def _register_op_hook(self, callback: Any, monitor_all: bool = False) -> None:
             if self._on_gpu is not None:
@@ -132,7 +140,10 @@ class DualCachedOp:
 
     def __call__(self, *arrays: Any, **keywords: Any) -> Any:
         found = self.compiled(arrays, keywords)
-        return self._guarded.__call__(*arrays, **keywords) if found is None else found
+        if found is None:
+            arrays_on_gpu.show(arrays)
+            return self._guarded.__call__(*arrays, **keywords)
+        return found
 
     def compiled(self, arrays: Sequence[Any], keywords: dict[str, Any]) -> Any:
         """Return the results of a compiled graph, or `None` if the guarded one has to run."""
@@ -152,6 +163,7 @@ class DualCachedOp:
             self._last = compiled
         if compiled is None:
             return None
+        compiled.prepare(arrays)
         # MXNet raises an array's error only once, so it must not be caught here.
         compiled.hold(arrays)
         found = None if keywords else compiled.directly(arrays)
@@ -179,6 +191,7 @@ class DualCachedOp:
         key = on_gpu, trains, "" if on_gpu else parts_at_work.mode()
         if key not in self._compiled:
             found = None
+            arrays_on_gpu.show(arrays)
             with compiled_graphs.ONE_AT_A_TIME, contextlib.suppress(*compiled_graphs.failures()):
                 found = self._compile(arrays, trains, on_gpu)
             self._compiled[key] = found
@@ -236,6 +249,9 @@ class CompiledOp:
         self._new_op = functools.partial(plain, symbol, [*indices, *flags])
         self._op = self._new_op()
         self._parts = opened
+        on_gpu = _read_by_gpu(symbol) if opened and opened.train_on_gpu else set()
+        self._on_host = [names.index(name) for name in own if name not in on_gpu]
+        self._on_gpu = [names.index(name) for name in own if name in on_gpu]
         kept = opened.parameters if opened else ()
         self._kept = {name: names.index(name) for name in kept}
         self._given: list[Any] | None = None
@@ -246,6 +262,11 @@ class CompiledOp:
         self._direct = DirectCalls(opened, names, is_np) if opened and is_whole else None
         # The number of calls since the last direct one.
         self._misses = 0
+
+    def prepare(self, given: Sequence[Any]) -> None:
+        """Bring parameters that stay on a GPU up to date if a call reads them on the CPU."""
+        arrays_on_gpu.show(given[number] for number in self._on_host)
+        arrays_on_gpu.hide(given[number] for number in self._on_gpu)
 
     def directly(self, given: Sequence[Any]) -> Any:
         """Call it without MXNet's CachedOp if possible; else return `None`. Raises the errors of
@@ -296,6 +317,16 @@ class CompiledOp:
         return given is not None and _are_same(arrays, given)
 
 
+def _read_by_gpu(symbol: Any) -> set[str]:
+    """Return the inputs that only parts read."""
+    graph: Graph = json.loads(graph_json.text(symbol))
+    nodes = graph["nodes"]
+    others = {h[0] for h in graph["heads"]} | {
+        entry[0] for node in nodes if node["op"] != parts_at_work.NAME for entry in node["inputs"]
+    }
+    return {n["name"] for k, n in enumerate(nodes) if n["op"] == "null" and k not in others}
+
+
 def _are_same(arrays: Sequence[Any], others: Sequence[Any]) -> bool:
     return len(arrays) == len(others) and all(map(operator.is_, arrays, others))
 
@@ -333,6 +364,7 @@ class _OnGpu:
                 return self._trained.compiled(arrays, keywords)
             found = self._partitioned(arrays)
         if found is not None:
+            arrays_on_gpu.show(arrays)
             held = found.hold(arrays)
             if not _are_same(held, self._last):
                 array_memory.make_plain(held)
