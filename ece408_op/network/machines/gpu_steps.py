@@ -96,13 +96,14 @@ class GpuSteps(Lowering):
 
     def pool_gradient(self, x: Value, dy: Value, windows: Windows) -> Plan:
         defines, count = _pooled(x, dy, windows), dy.elements
-        arguments = ("y", "dy", "workspace", x.elements)
-        if windows.kind != "max":
-            return _launched(_POOL_GRADIENT, defines, "pool_gradient", x.elements, arguments)
+        threads = math.prod(x.shape[:2]) * divide_up(x.shape[2], 2) * divide_up(x.shape[3], 2)
         size = math.prod(windows.kernel)
         finders, nbytes = 1 if size <= _SMALL_WINDOW else 32, 1 if size < 256 else 4
         defines += [("FINDERS", finders), ("PLACE", "unsigned char" if nbytes == 1 else "int")]
-        plan = _launched(_POOL_GRADIENT, defines, "pool_gradient", x.elements, arguments)
+        arguments = ("y", "dy", "workspace", threads)
+        plan = _launched(_POOL_GRADIENT, defines, "pool_gradient", threads, arguments)
+        if windows.kind != "max":
+            return plan
         grid = (divide_up(count, _THREADS // finders), 1, 1)
         find = Launch("find", grid, (_THREADS, 1, 1), ("workspace", "x", "pooled", count))
         return replace(plan, launches=(find, *plan.launches), workspace_bytes=nbytes * count)
@@ -190,7 +191,9 @@ def _splits(batch: Batch) -> int:
     if vectors <= 8 * threads:
         return 1
     enough = divide_up(_BLOCKS, divide_up(batch.channels, _lanes(batch)))
-    return max(1, min(enough, math.isqrt(elements // 8), vectors // (4 * threads)))
+    # Threads read four vectors at a time.
+    turns = divide_up(vectors, 4 * threads * min(enough, math.isqrt(elements // 8)))
+    return divide_up(vectors, 4 * threads * turns)
 
 
 def _passes(

@@ -15,14 +15,15 @@
 #define IS_RELU 0
 #endif
 
-// Sums of the differences from the channel's first element, and of their squares.
+// Sums of the differences from the channel's first element, and of their squares: those of large
+// equal numbers would not cancel. In double even an element far from the mean will do.
 template <int V>
 __device__ Sums difference_sums(const Pass &pass, const float *x) {
     Sums sums;
     if (pass.is_empty()) return sums;
     const double about = __ldg(x + pass.channel * pass.pixels);
-    pass.each<V>([&](unsigned at) {
-        const auto v = load<V>(x + at);
+    const auto fetch = [&](unsigned at) { return load<V>(x + at); };
+    pass.each<V, 4>(fetch, [&](unsigned, const Vector<V> &v) {
 #pragma unroll
         for (int k = 0; k < V; k++) {
             const double difference = v.of[k] - about;
@@ -43,27 +44,31 @@ struct Normal {
 template <int V>
 __device__ void put_normal(const Pass &pass, const Normal &of, float *y, const float *x,
                            const float *added) {
-    pass.each<V>([&](unsigned at) {
-        auto v = load<V>(x + at);
-        const auto other = load<V>((ADDS ? added : x) + at);
+    struct Pair {
+        Vector<V> x, added;
+    };
+    const auto fetch = [&](unsigned at) {
+        return Pair{load<V>(x + at), ADDS ? load<V>(added + at) : Vector<V>{}};
+    };
+    pass.each<V, 4>(fetch, [&](unsigned at, Pair &pair) {
 #pragma unroll
         for (int k = 0; k < V; k++) {
-            float value = (v.of[k] - of.mean) * of.factor + of.addend;
-            if (ADDS) value += other.of[k];
-            v.of[k] = IS_RELU && value < 0 ? 0 : value;  // NaN stays NaN
+            float value = (pair.x.of[k] - of.mean) * of.factor + of.addend;
+            if (ADDS) value += pair.added.of[k];
+            pair.x.of[k] = IS_RELU && value < 0 ? 0 : value;  // NaN stays NaN
         }
-        store<V>(y + at, v);
+        store<V>(y + at, pair.x);
     });
 }
 
-extern "C" __global__ void __launch_bounds__(kThreads, 4)
+extern "C" __global__ void PASS
     sum(double2 *parts, const float *x, int images, int channels, int pixels, int splits) {
     const Pass pass(images, channels, pixels, splits, blockIdx.x, blockIdx.y);
     put_sums(parts, pass, difference_sums(pass, x));
 }
 
 // With one split it reads no `parts`; without `gamma` that is 1.
-extern "C" __global__ void __launch_bounds__(kThreads, 4)
+extern "C" __global__ void PASS
     normalise(float *y, float *mean, float *inverse, const float *x, const float *gamma,
               const float *beta, const float *added, const double2 *parts, int images, int channels,
               int pixels, int splits) {

@@ -1,8 +1,9 @@
-// Gradients of batch normalisation with an optional sum and relu, for x, gamma, beta and the addend.
+// Gradients of batch normalisation with an optional sum and relu.
 //
-// Two passes like the forward ones: sums of the gradients and of their products with the differences
-// from the mean, then dx. The first one also writes the gradients after relu, `dadded`, if they are
-// asked for, and the second one reads them. Small channels have one split, whose block does both.
+// Two passes like the forward ones: sums of the gradients and of their products with the
+// differences from the mean, then dx. The first one also writes the gradients after relu, `dadded`,
+// if there is an addend, and the second one reads them. Small channels have one split, whose block
+// does both.
 #include "channel_passes.cuh"
 
 #ifndef ADDS
@@ -12,16 +13,23 @@
 #define IS_RELU 0
 #endif
 
-// Gradients that relu passes on, if `MASKED`: where its result y is positive.
+template <int V>
+struct Both {
+    Vector<V> x, gradient;
+};
+
+// x, and the gradients that relu passes on, if `MASKED`: where its result y is positive.
 template <int V, bool MASKED>
-__device__ Vector<V> gradients(const float *dy, const float *y, unsigned at) {
-    auto gradient = load<V>(dy + at);
+__device__ Both<V> both(const float *x, const float *dy, const float *y, unsigned at) {
+    Both<V> found{load<V>(x + at), load<V>(dy + at)};
     if (MASKED) {
         const auto result = load<V>(y + at);
 #pragma unroll
-        for (int k = 0; k < V; k++) gradient.of[k] = result.of[k] > 0 ? gradient.of[k] : 0;
+        for (int k = 0; k < V; k++) {
+            found.gradient.of[k] = result.of[k] > 0 ? found.gradient.of[k] : 0;
+        }
     }
-    return gradient;
+    return found;
 }
 
 template <int V>
@@ -30,11 +38,13 @@ __device__ Sums product_sums(const Pass &pass, float *dadded, const float *x, co
     Sums sums;
     if (pass.is_empty()) return sums;
     const float mean = __ldg(means + pass.channel);
-    pass.each<V>([&](unsigned at) {
-        const auto v = load<V>(x + at), gradient = gradients<V, IS_RELU>(dy, y, at);
+    const auto fetch = [&](unsigned at) { return both<V, IS_RELU>(x, dy, y, at); };
+    pass.each<V, 2>(fetch, [&](unsigned at, const Both<V> &of) {
 #pragma unroll
-        for (int k = 0; k < V; k++) sums.add(gradient.of[k], gradient.of[k] * (v.of[k] - mean));
-        if (ADDS) store<V>(dadded + at, gradient);
+        for (int k = 0; k < V; k++) {
+            sums.add(of.gradient.of[k], of.gradient.of[k] * (of.x.of[k] - mean));
+        }
+        if (ADDS) store<V>(dadded + at, of.gradient);
     });
     return sums;
 }
@@ -53,15 +63,14 @@ struct Factors {
 template <int V, bool MASKED>
 __device__ void put_gradients(const Pass &pass, const Factors &f, float *dx, const float *x,
                               const float *dy, const float *y) {
-    pass.each<V>([&](unsigned at) {
-        auto v = load<V>(x + at);
-        const auto gradient = gradients<V, MASKED>(dy, y, at);
+    const auto fetch = [&](unsigned at) { return both<V, MASKED>(x, dy, y, at); };
+    pass.each<V, 2>(fetch, [&](unsigned at, Both<V> &of) {
 #pragma unroll
         for (int k = 0; k < V; k++) {
-            v.of[k] = gradient.of[k] * f.of_gradient +
-                      ((v.of[k] - f.mean) * f.of_difference + f.constant);
+            of.x.of[k] = of.gradient.of[k] * f.of_gradient +
+                         ((of.x.of[k] - f.mean) * f.of_difference + f.constant);
         }
-        store<V>(dx + at, v);
+        store<V>(dx + at, of.x);
     });
 }
 
@@ -70,10 +79,11 @@ __device__ void put_gradients(const Pass &pass, const Factors &f, float *dx, con
                               const float *dy, const float *y) {
     if (has_vectors(pass.pixels, dx, x, dy, MASKED ? y : x))
         put_gradients<4, MASKED>(pass, f, dx, x, dy, y);
-    else put_gradients<1, MASKED>(pass, f, dx, x, dy, y);
+    else
+        put_gradients<1, MASKED>(pass, f, dx, x, dy, y);
 }
 
-extern "C" __global__ void __launch_bounds__(kThreads, 4)
+extern "C" __global__ void PASS
     sum(double2 *parts, float *dadded, const float *x, const float *dy, const float *y,
         const float *mean, int images, int channels, int pixels, int splits) {
     const Pass pass(images, channels, pixels, splits, blockIdx.x, blockIdx.y);
@@ -82,7 +92,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 4)
 
 // With several splits dy is `dadded`, if that is written, and has passed relu. Without `gamma` that
 // is 1.
-extern "C" __global__ void __launch_bounds__(kThreads, 4)
+extern "C" __global__ void PASS
     differentiate(float *dx, float *dgamma, float *dbeta, float *dadded, const float *x,
                   const float *dy, const float *y, const float *mean, const float *inverse,
                   const float *gamma, const double2 *parts, int images, int channels, int pixels,

@@ -1,9 +1,9 @@
-// Passes over channels of arrays (images, channels, pixels), and sums over them that are the same in
-// every run.
+// Passes over channels of arrays (images, channels, pixels), and sums over them that are the same
+// in every run.
 //
 // A block has one split of kLanes adjacent channels: a range of each channel's vectors, which its
-// kRanks threads read in turn. Sums are in double, which costs nothing: reading the arrays takes
-// longer.
+// kRanks threads read in turn. Sums are in double: where that runs at half the rate of float,
+// reading the arrays takes longer.
 #pragma once
 
 #include <stdint.h>
@@ -12,8 +12,10 @@
 #define CHANNELS_LAST 0  // arrays have one pixel
 #endif
 
+// Four blocks at a time: registers for several loads.
+#define PASS __launch_bounds__(256, 4)
 constexpr unsigned kThreads = 256;
-// Channels that are adjacent in memory are read together, a sector of it by neighbouring threads.
+// Neighbouring threads read channels that are adjacent in memory, a sector of it.
 constexpr unsigned kLanes = CHANNELS_LAST ? 8 : 1, kRanks = kThreads / kLanes;
 
 // `pixels` of four floats can be read as vectors, if all arrays begin at multiples of 16 bytes.
@@ -46,16 +48,18 @@ __device__ void store(float *to, const Vector<V> &v) {
 struct Pass {
     unsigned images, channels, pixels, splits, channel, split;
 
-    __device__ Pass(int images, int channels, int pixels, int splits, unsigned group, unsigned split)
+    __device__ Pass(int images, int channels, int pixels, int splits, unsigned group,
+                    unsigned split)
         : images(images), channels(channels), pixels(pixels), splits(splits),
           channel(group * kLanes + threadIdx.x % kLanes), split(split) {}
 
     __device__ bool is_empty() const { return channel >= channels; }
 
-    // Calls `work` with the index of every V-th float, beginning with the thread's own.
-    template <int V, class Work>
-    __device__ void each(const Work &work) const {
-        constexpr unsigned kUnroll = V == 1 ? 8 : 4;
+    // Calls `use(at, fetch(at))` for every V-th index of a float, beginning with the thread's own.
+    // TOGETHER fetches, or twice as many of single floats, are on their way at the same time.
+    template <int V, int TOGETHER, class Fetch, class Use>
+    __device__ void each(const Fetch &fetch, const Use &use) const {
+        constexpr unsigned kUnroll = V == 1 ? 2 * TOGETHER : TOGETHER;
         const unsigned per_image = pixels / V, vectors = images * per_image;
         const unsigned length = (vectors + splits - 1) / splits, rank = threadIdx.x / kLanes;
         const unsigned first = split * length + rank, end = min((split + 1) * length, vectors);
@@ -64,17 +68,24 @@ struct Pass {
         const unsigned image = channels * pixels, on = kRanks % per_image;
         const unsigned step = kRanks / per_image * image + on * V, wrap = image - pixels;
         unsigned at = first / per_image * image + channel * pixels + first % per_image * V;
-        unsigned pixel = first % per_image, left = (end - first + kRanks - 1) / kRanks;
-        const auto next = [&] {
-            work(at);
-            at += step, pixel += on;
-            if (pixel >= per_image) pixel -= per_image, at += wrap;
-        };
-        for (; left >= kUnroll; left -= kUnroll) {
+        unsigned pixel = first % per_image;
+        for (unsigned left = (end - first + kRanks - 1) / kRanks; left > 0;) {
+            unsigned places[kUnroll];
+            decltype(fetch(at)) fetched[kUnroll];
 #pragma unroll
-            for (unsigned k = 0; k < kUnroll; k++) next();
+            for (unsigned k = 0; k < kUnroll; k++) {
+                // After the last one, the first one of these again.
+                places[k] = k < left ? at : places[0];
+                fetched[k] = fetch(places[k]);
+                at += step, pixel += on;
+                if (pixel >= per_image) pixel -= per_image, at += wrap;
+            }
+#pragma unroll
+            for (unsigned k = 0; k < kUnroll; k++) {
+                if (k < left) use(places[k], fetched[k]);
+            }
+            left -= min(left, kUnroll);
         }
-        for (; left > 0; left--) next();
     }
 };
 
@@ -85,8 +96,8 @@ struct Sums {
     __device__ void add(double a, double b) { first += a, second += b; }
 };
 
-// Adds the sums of a channel's threads, in a fixed order; the first kLanes threads return them. Call
-// it once in a kernel.
+// Adds the sums of a channel's threads, in a fixed order; the first kLanes threads return them.
+// Call it once in a kernel.
 __device__ Sums add_up(Sums sums) {
     constexpr unsigned kWarps = kThreads / 32;
     __shared__ double2 of_warps[kWarps][kLanes];
