@@ -72,6 +72,7 @@ KINDS = {
         ladder.rows_on_gpu, ladder.ABOUT_GPU, ("cudnn",), 20, (10000,), cuda_report.tables
     ),
     ("training", "cpu"): Kind(training.rows, training.ABOUT, ("mxnet", "torch"), 50),
+    ("training", "gpu"): Kind(training.rows_on_gpu, training.ABOUT_GPU, ("torch",), 20),
     ("programs", "cpu"): Kind(programs.rows, programs.ABOUT, ("torch",), 5),
     ("programs", "gpu"): Kind(programs.rows, programs.ABOUT, ("torch",), 5),
 }

@@ -1,9 +1,10 @@
-"""Server of an MXNet network's training times in PyTorch on the CPU, in a separate process.
+"""Server of an MXNet network's training times in PyTorch, in a separate process.
 
 It runs under any Python that has PyTorch, so it imports only the modules of this folder. It first
 writes its version. It answers {"graph": file with MXNet's JSON, "weights": .npz, "x": .npy,
-"labels": .npy, "rate": ..., "momentum": ...} with {}, and {"run": layout}, a step of training, with
-{"ms": ...}.
+"labels": .npy, "rate": ..., "momentum": ...} with {}, and {"run": variant}, a step of training,
+with {"ms": ...}. A variant is a layout for the CPU, or a layout and a precision, such as "NHWC
+tf32", for a GPU, to which each step copies its images.
 """
 
 from __future__ import annotations
@@ -25,29 +26,39 @@ _STATES = ("running_mean", "running_var")
 class Steps:
     """A network, its optimizer and a batch of images."""
 
-    def __init__(self, request: dict[str, Any], layout: str) -> None:
+    def __init__(self, request: dict[str, Any], variant: str) -> None:
+        layout, *precision = variant.split()
+        self._tf32 = precision == ["tf32"]
+        self._device = "cuda" if precision else "cpu"
         with open(request["graph"]) as file:
             text = file.read()
         weights = dict(np.load(request["weights"]))
-        self._graph = Graph(text, weights, layout, "cpu")
+        self._graph = Graph(text, weights, layout, self._device)
         learned = self._graph.weights(_STATES)
         for each in learned:
             each.requires_grad_()
         self._x = torch.from_numpy(np.load(request["x"]))
         self._labels = torch.from_numpy(np.load(request["labels"])).long()
+        if precision:
+            self._x, self._labels = self._x.pin_memory(), self._labels.pin_memory()
         self._optimizer = torch.optim.SGD(learned, lr=request["rate"], momentum=request["momentum"])
 
     def step(self) -> dict[str, float]:
+        torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = self._tf32
         begin = time.perf_counter()
         self._optimizer.zero_grad()
-        loss = functional.cross_entropy(self._graph(self._x), self._labels)
+        x, labels = (each.to(self._device, non_blocking=True) for each in (self._x, self._labels))
+        loss = functional.cross_entropy(self._graph(x), labels)
         loss.backward()
         self._optimizer.step()
+        # Waits, as the loss of each step is read.
+        loss.item()
         return {"ms": 1e3 * (time.perf_counter() - begin)}
 
 
 def main() -> None:
     torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
+    torch.backends.cudnn.benchmark = True
     opened: dict[str, Any] = {}
     steps: dict[str, Steps] = {}
 
@@ -56,10 +67,10 @@ def main() -> None:
             steps.clear()
             opened.update(request)
             return {}
-        layout = request["run"]
-        if layout not in steps:
-            steps[layout] = Steps(opened, layout)
-        return steps[layout].step()
+        variant = request["run"]
+        if variant not in steps:
+            steps[variant] = Steps(opened, variant)
+        return steps[variant].step()
 
     serve({"torch": torch.__version__}, answer)
 
