@@ -206,6 +206,11 @@ class Lowering(ABC):
         label x of shape (rows, inner), else 0."""
         raise UnsupportedProblem("gradients for labels are computed on the CPU only")
 
+    def dropout(self, elements: int, kept: float, layer: int) -> Plan:
+        """Return the plan that multiplies each element of "x" by 1 / `kept` with that probability,
+        else by 0, by random numbers of a `layer` and the "seed", 8 bytes."""
+        raise UnsupportedProblem("dropout in training is computed on a GPU only")
+
     @abstractmethod
     def convolve(self, builder: Builder, pending: Convolution, place: Value | None) -> Value:
         """Emit a convolution's steps into `place`, if given, else into a new array; return it with

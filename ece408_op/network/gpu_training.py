@@ -8,6 +8,8 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
+
 from .. import op_log, settings
 from ..backends.cpu.native import copy
 from . import residents
@@ -20,6 +22,7 @@ from .values import ARENA, SAVED, Step, Steps, Value
 
 # Arrays are copied to page-locked memory, and on to the GPU, in blocks of this size.
 _COPIED_BYTES = 8 << 20
+SEED_BYTES = 8
 _passes = itertools.count(1)
 
 
@@ -28,8 +31,8 @@ class Saved:
 
     def __init__(self, block: Block) -> None:
         self.block = block
-        # The number of the pass.
-        self.number = 0
+        # The number of the pass, and the seed of its random numbers.
+        self.number, self.seed = 0, np.zeros(1, np.uint64)
 
 
 class GpuTrainingProgram:
@@ -95,10 +98,12 @@ class GpuTrainingProgram:
             return Saved(self._memory.lend(self.saved_bytes, "training: what is saved of a batch"))
 
     def forward(
-        self, inputs: Sequence[Array], outputs: Sequence[Array], saved: Saved
+        self, inputs: Sequence[Array], outputs: Sequence[Array], saved: Saved, seed: int = 0
     ) -> list[float] | None:
-        """Compute the outputs, and save what `backward` reads."""
-        saved.number = next(_passes)
+        """Compute the outputs, and save what `backward` reads. Random numbers are of a `seed` of 64
+        bits."""
+        saved.number, saved.seed[0] = next(_passes), seed
+        inputs = self._with_seed(inputs, saved)
         with self._active() as lane:
             self._bring(lane, self._variables[0], inputs, saved.number)
             seconds = self._compute(lane, 0, saved)
@@ -114,7 +119,7 @@ class GpuTrainingProgram:
     ) -> list[float] | None:
         """Compute the wanted gradients, then the new moving averages, from the gradients for the
         outputs. The inputs are those of the forward pass."""
-        given = [*inputs, *head_gradients]
+        given = [*self._with_seed(inputs, saved), *head_gradients]
         pairs = list(zip(self.steps.outputs[self._outputs :], results))
         with self._active() as lane:
             self._bring(lane, self._variables[1], given, saved.number)
@@ -126,6 +131,11 @@ class GpuTrainingProgram:
                 if each is not None:
                     each.gradient_version = array.version
         return seconds
+
+    def _with_seed(self, inputs: Sequence[Array], saved: Saved) -> Sequence[Array]:
+        if len(inputs) + self._outputs == len(self._inputs):
+            return inputs
+        return [*inputs, Array(saved.seed.ctypes.data, (SEED_BYTES // 4,), "float32", 0)]
 
     @contextmanager
     def _active(self) -> Iterator[Any]:

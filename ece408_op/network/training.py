@@ -12,9 +12,9 @@ from .. import settings
 from ..backends.cpu import program
 from ..backends.cpu.cpu_backend import chosen_isa
 from ..errors import InvalidProblem
-from . import gpu_memory, machines
+from . import gpu_memory, gpu_training, machines
 from .gpu_training import GpuTrainingProgram
-from .gradients import differentiate
+from .gradients import SEED, differentiate
 from .gradients.joint_builder import JointBuilder
 from .graph import Graph
 from .host_arrays import ITEM_BYTES, Array, check
@@ -44,7 +44,7 @@ class Training:
     ) -> None:
         graph = Graph.parse(symbol_json).pooled_first()
         graph.check_inputs(names)
-        self._joint = differentiate(graph, wanted, train)
+        self._joint = differentiate(graph, wanted, train, draws=on != "cpu")
         self._names, self._wanted, self._on = tuple(names), tuple(wanted), on
         self._lock = threading.Lock()
         self._arena = _Arena()
@@ -85,6 +85,8 @@ class Training:
             check(array.dtype, name, ("float32",) if name in self._wanted else ITEM_BYTES)
             buffer = Buffer(INPUT, array.nbytes, number)
             values[name] = Value(buffer, array.shape, dtype=array.dtype)
+        if self._joint.draws:
+            values[SEED] = Value(Buffer(INPUT, gpu_training.SEED_BYTES, len(values)), (2,))
         lowering = machine.lowering(settings.precision())
         builder = JointBuilder(lowering, self._joint, list(values.values()))
         steps, outputs = builder.build_joint(values), self._joint.outputs

@@ -94,6 +94,33 @@ def install() -> None:
         _library().ece408_part_use(ctypes.byref(_FUNCTIONS))
         functions = load_mxnet().base._LIB
         functions.MXAutogradBackwardEx = _predicting(functions)
+        for name in ("MXRandomSeed", "MXRandomSeedContext"):
+            setattr(functions, name, _seeding(getattr(functions, name)))
+
+
+class _Seeds:
+    """The seeds of calls that draw random numbers on a GPU, by MXNet's seed and their order."""
+
+    def __init__(self, seed: int) -> None:
+        self._seed, self._calls = seed & 0xFFFFFFFF, itertools.count()
+
+    def next(self) -> int:
+        return next(self._calls) << 32 | self._seed
+
+
+_seeds = _Seeds(0)
+
+
+def _seeding(method: Any) -> Any:
+    """Return a function of MXNet's that takes a seed first, so that our numbers have it, too."""
+
+    @functools.wraps(method, assigned=())
+    def seeded(seed: Any, *others: Any) -> Any:
+        global _seeds
+        _seeds = _Seeds(getattr(seed, "value", seed))
+        return method(seed, *others)
+
+    return seeded
 
 
 def _predicting(functions: Any) -> Any:
@@ -446,7 +473,7 @@ class _Trained:
         if saved is None or known is not made:
             saved = made.room()
         _recorded[call] = made, saved
-        self._publish(made, made.forward(inputs, outputs, saved), 0)
+        self._publish(made, made.forward(inputs, outputs, saved, _seeds.next()), 0)
 
     def backward(self, call: int, given: Sequence[Array], results: Sequence[Array]) -> None:
         """Compute its backward pass, from the inputs and the gradients for the outputs."""

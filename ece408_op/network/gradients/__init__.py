@@ -21,6 +21,8 @@ RULES: dict[str, Rule] = {**pointwise_rules.RULES, **layer_rules.RULES}
 _CONSTANT = ("BlockGrad", "stop_gradient", "zeros_like", "ones_like")
 # Losses, whose gradient is the same whatever the gradient for their result, also of zeros.
 _LOSSES = ("SoftmaxOutput", "Softmax")
+# The variable of a graph that draws random numbers.
+SEED = "random seed"
 _SUMS = ("elemwise_add", "_plus", "_Plus", "_add")
 
 
@@ -29,24 +31,29 @@ class Joint:
     """A graph with its gradients. The nodes from number `backward` on are the backward pass; its
     variables there are the gradients for the outputs. Its heads are the `outputs` first ones, the
     wanted gradients, and new values of the moving averages, the variables `averages`. MXNet sets
-    the variables `fixed` to 1."""
+    the variables `fixed` to 1. If it `draws` random numbers, the variable `SEED` is their seed, 8
+    bytes."""
 
     graph: Graph
     backward: int
     outputs: int
     averages: tuple[str, ...]
     fixed: tuple[str, ...]
+    draws: bool
 
 
-def differentiate(graph: Graph, wanted: Sequence[str], train: bool = True) -> Joint:
-    """Return the graph with gradients for the variables in `wanted`, in training mode or not.
-    Raises `UnsupportedProblem` for operators whose gradients are not computed."""
-    return _Pass(graph, wanted, train).joint()
+def differentiate(
+    graph: Graph, wanted: Sequence[str], train: bool = True, draws: bool = False
+) -> Joint:
+    """Return the graph with gradients for the variables in `wanted`, in training mode or not, for a
+    machine that `draws` random numbers or one that does not. Raises `UnsupportedProblem` for
+    operators whose gradients are not computed."""
+    return _Pass(graph, wanted, train, draws).joint()
 
 
-def why_not_trained(op: str, attributes: Mapping[str, str]) -> str | None:
-    """Return why a part that trains cannot have a node of MXNet's operator `op`, or `None` if it
-    can."""
+def why_not_trained(op: str, attributes: Mapping[str, str], draws: bool) -> str | None:
+    """Return why a part that trains cannot have a node of MXNet's operator `op`, on a machine that
+    `draws` random numbers or not, or `None` if it can."""
     node = Node(op, op, attributes, ())
     if node.kind not in RULES and op not in _CONSTANT:
         return "its gradient is not computed"
@@ -55,12 +62,16 @@ def why_not_trained(op: str, attributes: Mapping[str, str]) -> str | None:
     cut = node.read.text("pooling_convention", "valid") == "full"
     if cut and node.read.text("pool_type", "max") == "avg":
         return "MXNet's gradient is another one than that of its averages of cut windows"
-    return _why_not(node, True)
+    return _why_not(node, True, draws)
 
 
-def _why_not(node: Node, train: bool) -> str | None:
-    if train and node.op == "Dropout" and node.read.number("p", 0.5) > 0:
-        return "dropout is not computed in training"
+def _drops(node: Node) -> bool:
+    return node.op == "Dropout" and node.read.number("p", 0.5) > 0
+
+
+def _why_not(node: Node, train: bool, draws: bool) -> str | None:
+    if train and _drops(node) and not (draws and node.read.text("axes", "()") == "()"):
+        return "dropout is not computed in training" + " along axes" * draws
     if node.read.text("act_type", "") == "rrelu":
         return "the gradient of rrelu is not computed"
     return None
@@ -69,9 +80,10 @@ def _why_not(node: Node, train: bool) -> str | None:
 class _Pass:
     """One call of `differentiate`."""
 
-    def __init__(self, graph: Graph, wanted: Sequence[str], train: bool) -> None:
+    def __init__(self, graph: Graph, wanted: Sequence[str], train: bool, draws: bool) -> None:
         self._tape = Tape()
-        self._train = train
+        self._train, self._draws = train, draws
+        self._seed: Entry | None = None
         self._uses = graph.uses
         self._graph = graph
         # Where the graph's arrays are on the tape, and the gradients of the tape's arrays.
@@ -109,10 +121,11 @@ class _Pass:
         names, averages = self._averages()
         heads = (*self._heads, *gradients, *averages)
         graph = Graph(tuple(tape.nodes), heads)
-        return Joint(graph, backward, len(self._heads), names, self._fixed())
+        draws = self._seed is not None
+        return Joint(graph, backward, len(self._heads), names, self._fixed(), draws)
 
     def _check(self, node: Node) -> None:
-        reason = why_not(node.op, node.attributes) or _why_not(node, self._train)
+        reason = why_not(node.op, node.attributes) or _why_not(node, self._train, self._draws)
         if reason is not None:
             raise UnsupportedProblem(f"{node.op} {node.name}: {reason}")
 
@@ -126,11 +139,20 @@ class _Pass:
             made = self._variables[node.name]
         else:
             inputs = tuple(self._place[entry] for entry in node.inputs)
-            made = self._tape.add(replace(node, op=node.kind, inputs=inputs))
+            if self._train and _drops(node):
+                made = self._append_dropout(node, number, inputs[0])
+            else:
+                made = self._tape.add(replace(node, op=node.kind, inputs=inputs))
         if node.op == "null":
             self._variables[node.name] = made
         outputs = self._graph.outputs.get(number, 1)
         self._place |= {Entry(number, k): Entry(made.node, k) for k in range(outputs)}
+
+    def _append_dropout(self, node: Node, number: int, x: Entry) -> Entry:
+        if self._seed is None:
+            self._seed = self._tape.add(Node("null", SEED, {}, ()))
+        attributes = {"p": node.attributes.get("p", "0.5"), "layer": str(number)}
+        return self._tape.add(Node("_dropout", node.name, attributes, (x, self._seed)))
 
     def _trains(self, entry: Entry) -> bool:
         """Return whether the array is normalised by the batch's averages."""

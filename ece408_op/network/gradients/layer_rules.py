@@ -145,6 +145,7 @@ RULES: dict[str, Rule] = {
     **dict.fromkeys(("Convolution", "ece408_conv", "Deconvolution"), _convolution),
     "FullyConnected": _convolution,
     "_norm": _trained_norm,
+    "_dropout": lambda of: [lambda: of.dy.node("_dropout", of.inputs[1], **of.node.attributes)],
     "BatchNorm": _norm,
     "Pooling": _pooling,
     **dict.fromkeys(("mean", "sum", "max", "_contrib_AdaptiveAvgPooling2D"), _reduction),

@@ -145,6 +145,14 @@ def _norm_gradient(
     return [dx, *also.values()]
 
 
+def _dropout(builder: Builder, attributes: Attributes, operands: list[Operand]) -> Operand:
+    """From x and the seed; or from dy, whose gradient is drawn again."""
+    x, seed = map(builder.dense, operands)
+    kept, layer = 1 - attributes.number("p", 0.5), attributes.integer("layer")
+    plan = builder.lowering.dropout(x.elements, kept, layer)
+    return builder.emit(plan, builder.empty(x.shape, False), {"x": x, "seed": seed})
+
+
 def _pool_gradient(builder: Builder, attributes: Attributes, operands: list[Operand]) -> Operand:
     """From dy, like x; or from dy, x and y for a maximum."""
     dy, shape = builder.dense(operands[0]), operands[1].shape
@@ -285,6 +293,7 @@ OPERATORS: dict[str, Callable[[Builder, Attributes, list[Operand]], Operand | li
     "_term": _term,
     "_data_gradient": _data_gradient,
     "_weight_gradient": _weight_gradient,
+    "_dropout": _dropout,
     "_norm": _norm,
     "_norm_gradient": _norm_gradient,
     "_pool_gradient": _pool_gradient,

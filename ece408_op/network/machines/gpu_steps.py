@@ -25,11 +25,11 @@ from .gpu_convolutions import chosen, convolve
 
 _NAMES = (
     *("pointwise", "strided_copy", "pool", "reduce_rows", "softmax", "lrn", "resize"),
-    *("batch_norm", "batch_norm_gradient", "pool_gradient", "one_hot"),
+    *("batch_norm", "batch_norm_gradient", "pool_gradient", "one_hot", "dropout"),
 )
 CODES = tuple(Code(name, f"network/{name}.cu", ARCHITECTURES, "float32", True) for name in _NAMES)
 _POINTWISE, _STRIDED, _POOL, _REDUCE, _SOFTMAX, _LRN, _RESIZE, *_TRAINING = CODES
-_NORM, _NORM_GRADIENT, _POOL_GRADIENT, _ONE_HOT = _TRAINING
+_NORM, _NORM_GRADIENT, _POOL_GRADIENT, _ONE_HOT, _DROPOUT = _TRAINING
 _THREADS, _WARPS = 256, 8
 # Blocks of a pass over channels, and elements of a window that one thread searches.
 _BLOCKS, _SMALL_WINDOW = 2048, 64
@@ -124,6 +124,11 @@ class GpuSteps(Lowering):
         elements = rows * length * inner
         arguments = ("y", "x", elements, length, inner)
         return _launched(_ONE_HOT, (), "one_hot", elements, arguments)
+
+    def dropout(self, elements: int, kept: float, layer: int) -> Plan:
+        arguments = ("y", "x", "seed", elements, layer)
+        kept_ = (("KEPT", literal(kept)),)
+        return _launched(_DROPOUT, kept_, "dropout", elements, arguments, 4 * _THREADS)
 
     def reduce(self, kind: str, outputs: int, length: int, inner: int, factor: float) -> Plan:
         defines = (("LARGEST", _LARGEST.get(kind, "NONE")), ("FACTOR", literal(factor)))

@@ -373,7 +373,9 @@ def _why_not(node: Node, on: str, trains: bool) -> str | None:
         if attributes.get("precision") == "strict" != settings.precision():
             return "precision=strict is requested"
     reason = network.why_not(node["op"], attributes)
-    return network.why_not_trained(node["op"], attributes) if trains and not reason else reason
+    if reason or not trains:
+        return reason
+    return network.why_not_trained(node["op"], attributes, draws=on == "gpu")
 
 
 def _why_not_together(
