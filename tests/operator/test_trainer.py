@@ -1,0 +1,218 @@
+"""Gluon nets that train on a GPU, emulated: MXNet's trainer and ours."""
+
+from __future__ import annotations
+
+import pickle
+
+import numpy as np
+import pytest
+
+import ece408_op
+from ece408_op import errors, settings
+
+_FORMS = [
+    ("sgd", {"learning_rate": 0.05, "momentum": 0.9, "wd": 1e-3}),
+    ("nag", {"learning_rate": 0.05, "momentum": 0.9, "clip_gradient": 0.1}),
+    ("adam", {"learning_rate": 0.01}),
+]
+
+
+@pytest.fixture(autouse=True)
+def on_emulator(emulated):
+    with settings.override(backend="emulator"):
+        yield
+
+
+def _net(mx, dropout=0.0):
+    nn = mx.gluon.nn
+    net = nn.HybridSequential(prefix="net_")
+    with net.name_scope():
+        net.add(
+            *(nn.Conv2D(6, 3, padding=1, use_bias=False), nn.BatchNorm(), nn.Activation("tanh")),
+            *(nn.MaxPool2D(2), nn.Dropout(dropout), nn.Flatten(), nn.Dense(5)),
+        )
+    mx.random.seed(3)
+    net.initialize(mx.init.Xavier())
+    net(_data(mx)[0])
+    return net
+
+
+def _data(mx):
+    rng = np.random.default_rng(408)
+    return mx.nd.array(rng.uniform(-1, 1, (4, 3, 9, 8))), mx.nd.array([0, 1, 2, 3])
+
+
+class _Run:
+    """A net that trains, its losses, and what was found on the way."""
+
+    def __init__(self, mx, way, form, dropout=0.0):
+        self.mx, self.losses = mx, []
+        self.net = _net(mx, dropout)
+        self.net.hybridize(**({} if way == "mxnet" else {"backend": "ece408"}))
+        made = ece408_op.Trainer if way == "ours" else mx.gluon.Trainer
+        self.trainer = made(self.net.collect_params(), form[0], dict(form[1]))
+
+    def step(self, steps=1):
+        x, labels = _data(self.mx)
+        entropy = self.mx.gluon.loss.SoftmaxCrossEntropyLoss()
+        for _ in range(steps):
+            with self.mx.autograd.record():
+                loss = entropy(self.net(x), labels)
+            loss.backward()
+            self.trainer.step(len(x))
+            self.losses.append(float(loss.mean().asscalar()))
+        return self
+
+    def parameters(self):
+        return {name: p.data().asnumpy() for name, p in self.net.collect_params().items()}
+
+    def gradients(self):
+        found = self.net.collect_params().items()
+        return {name: p.grad().asnumpy() for name, p in found if p.grad_req != "null"}
+
+
+def _agree(found, expected):
+    assert found.keys() == expected.keys()
+    for name, right in expected.items():
+        np.testing.assert_allclose(found[name], right, rtol=1e-4, atol=2e-5, err_msg=name)
+
+
+@pytest.mark.parametrize("form", _FORMS, ids=lambda form: form[0])
+def test_trainers_agree_with_mxnet(mx, form, tmp_path):
+    """Losses, an evaluation on the way, parameters, gradients, saved parameters and states."""
+    runs = {way: _Run(mx, way, form) for way in ("mxnet", "drop-in", "ours")}
+    files = {}
+    for way, run in runs.items():
+        run.step(2)
+        evaluated = run.net(_data(mx)[0]).asnumpy()
+        run.step(3)
+        files[way] = tmp_path / f"{way}.params", tmp_path / f"{way}.states"
+        run.net.save_parameters(str(files[way][0]))
+        run.trainer.save_states(str(files[way][1]))
+        right = runs["mxnet"]
+        np.testing.assert_allclose(run.losses, right.losses, rtol=1e-4)
+        _agree(run.gradients(), right.gradients())
+        _agree(run.parameters(), right.parameters())
+        saved = mx.nd.load(str(files[way][0]))
+        _agree({n: a.asnumpy() for n, a in saved.items()}, {
+            n: a.asnumpy() for n, a in mx.nd.load(str(files["mxnet"][0])).items()
+        })  # fmt: skip
+        if way == "mxnet":
+            first = evaluated
+        np.testing.assert_allclose(evaluated, first, rtol=1e-3, atol=1e-4)
+    states = [_states(files[way][1]) for way in ("mxnet", "ours")]
+    for found, expected in zip(*states):
+        np.testing.assert_allclose(found, expected, rtol=1e-3, atol=1e-5)
+    assert len(states[0]) == len(states[1]) > 0
+
+
+def _states(file):
+    held = pickle.loads(file.read_bytes())[0]
+    flat = [each if isinstance(each, (list, tuple)) else [each] for _, each in sorted(held.items())]
+    return [each.asnumpy() for several in flat for each in several]
+
+
+def test_loaded_states_continue(mx, tmp_path):
+    form, file = _FORMS[0], str(tmp_path / "states")
+    whole = _Run(mx, "ours", form).step(5)
+    half = _Run(mx, "ours", form).step(3)
+    half.trainer.save_states(file)
+    half.step(1)
+    other = _Run(mx, "ours", form)
+    for name, parameter in other.net.collect_params().items():
+        parameter.set_data(half.net.collect_params()[name].data())
+    half.trainer.save_states(file)
+    other.trainer.load_states(file)
+    other.step(1)
+    np.testing.assert_allclose(other.losses[0], whole.losses[4], rtol=1e-5)
+    _agree(other.parameters(), whole.parameters())
+
+
+def test_written_parameters_and_gradients_count(mx):
+    """`set_data`, writes to `data()`, gradients changed before a step, new gradient requests."""
+
+    def run(way):
+        made = _Run(mx, way, _FORMS[0]).step(2)
+        net = made.net
+        net[6].weight.set_data(net[6].weight.data() * 0.5)
+        made.step(1)
+        net[0].weight.data()[:] *= 2
+        made.step(1)
+        x, labels = _data(mx)
+        entropy = mx.gluon.loss.SoftmaxCrossEntropyLoss()
+        with mx.autograd.record():
+            loss = entropy(net(x), labels)
+        loss.backward()
+        mx.gluon.utils.clip_global_norm([net[6].weight.grad(), net[0].weight.grad()], 0.01)
+        made.trainer.step(4)
+        net[6].bias.grad_req = "null"
+        made.step(1)
+        net[6].bias.grad_req = "write"
+        made.trainer.set_learning_rate(0.01)
+        made.step(2)
+        return made
+
+    ours, right = run("ours"), run("mxnet")
+    np.testing.assert_allclose(ours.losses, right.losses, rtol=1e-4)
+    _agree(ours.parameters(), right.parameters())
+
+
+def test_an_array_from_before_a_step_is_refused(mx):
+    made = _Run(mx, "ours", _FORMS[0]).step(2)
+    kept = made.net[6].weight.data()
+    made.step(1)
+    kept[:] = 0
+    with pytest.raises(errors.InvalidSetting, match="read before its trainer's last step"):
+        made.step(1)
+
+
+def test_a_stale_gradient_is_mxnets_warning(mx):
+    made = _Run(mx, "ours", _FORMS[0]).step(1)
+    with pytest.raises(UserWarning, match="has not been updated by backward"):
+        made.trainer.step(4)
+
+
+def test_other_optimizers_are_mxnets(mx):
+    form = ("adagrad", {"learning_rate": 0.05})
+    ours, right = (_Run(mx, way, form).step(3) for way in ("ours", "mxnet"))
+    np.testing.assert_allclose(ours.losses, right.losses, rtol=1e-4)
+
+
+def test_without_a_gpu_it_is_mxnets_trainer(mx, capfd):
+    with settings.override(backend="cpu"):
+        ours, right = (_Run(mx, way, _FORMS[0]).step(3) for way in ("ours", "mxnet"))
+    np.testing.assert_allclose(ours.losses, right.losses, rtol=1e-5)
+    assert (
+        "the network runs on the CPU, by MXNet: backend cpu is requested" in capfd.readouterr().err
+    )
+
+
+def test_dropout_follows_mxnets_seed(mx):
+    def losses(seed):
+        made = _Run(mx, "ours", _FORMS[0], dropout=0.5)
+        mx.random.seed(seed)
+        return made.step(3).losses
+
+    first = losses(5)
+    assert losses(5) == first
+    assert losses(6)[0] != first[0]
+
+
+def test_executors_train(mx):
+    """Of Module, with SoftmaxOutput."""
+
+    def fit(backend):
+        x = mx.sym.Convolution(mx.sym.Variable("data"), kernel=(3, 3), num_filter=4, name="c")
+        x = mx.sym.FullyConnected(mx.sym.relu(x), num_hidden=5, name="f")
+        symbol = mx.sym.SoftmaxOutput(x, name="softmax")
+        if backend:
+            symbol = symbol.optimize_for("ece408")
+        module = mx.mod.Module(symbol, context=mx.cpu())
+        x, labels = _data(mx)
+        batches = mx.io.NDArrayIter(x, labels, batch_size=2)
+        mx.random.seed(3)
+        module.fit(batches, num_epoch=3, optimizer_params={"learning_rate": 0.1},
+                   initializer=mx.init.Xavier())  # fmt: skip
+        return {name: a.asnumpy() for name, a in module.get_params()[0].items()}
+
+    _agree(fit(True), fit(False))
