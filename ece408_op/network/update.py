@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, Union
@@ -14,16 +15,14 @@ from .machines.machine import GpuMachine
 
 CODE = Code("update", "network/update.cu", ARCHITECTURES, "float32", True)
 Constants = Mapping[str, Union[float, None]]
-# Each rule of the source: the number of state arrays, and its constants.
+# The constants of each rule.
 _RULES = {
-    "sgd": (0, ()),
-    "sgd_momentum": (1, ("momentum",)),
-    "nag": (1, ("momentum",)),
-    "adam": (2, ("beta1", "beta2", "epsilon")),
-    "adamw": (2, ("beta1", "beta2", "epsilon", "eta")),
-    "rmsprop": (1, ("gamma1", "epsilon")),
-    "rmsprop_centered": (3, ("gamma1", "gamma2", "epsilon")),
-    "lamb": (2, ("beta1", "beta2", "epsilon", "bias_correction")),
+    "sgd": ("momentum",),
+    "nag": ("momentum",),
+    "adam": ("beta1", "beta2", "epsilon"),
+    "adamw": ("beta1", "beta2", "epsilon", "eta"),
+    "rmsprop": ("gamma1", "gamma2", "epsilon", "centered"),
+    "lamb": ("beta1", "beta2", "epsilon", "bias_correction"),
 }
 _BOUNDS = {
     **dict.fromkeys(("clip_gradient", "clip_weights", "upper_bound"), math.inf),
@@ -47,9 +46,9 @@ _ARRAY = np.dtype(
 class Item(NamedTuple):
     """An array of weights and its update.
 
-    `weight`, `gradient` and `states`, which are in MXNet's order, are addresses on the GPU of
-    `elements` float32, aligned to 4 bytes. `lr` and `wd` are the learning rate and the weight decay
-    of this step, with MXNet's multipliers, and `t` is its number, from 1 on.
+    `weight`, `gradient` and `states`, which are in MXNet's order, are addresses on the GPU, of
+    `elements` float32 each, aligned to 4 bytes. `lr` and `wd` are the learning rate and the weight
+    decay of this step, with their multipliers, and `t` is its number, from 1 on.
     """
 
     weight: int
@@ -80,30 +79,29 @@ class Updates:
     """
 
     def __init__(self, machine: GpuMachine, rule: str, constants: Constants) -> None:
-        self._machine = machine
-        self._rule = _variant(rule, constants)
-        self.states, names = _RULES[self._rule]
-        self._constants = {name: constants[name] or 0 for name in names}
+        self._machine, self._rule = machine, rule
+        self._constants = {name: constants[name] or 0 for name in _RULES[rule]}
+        self.states = _states(rule, self._constants)
         for name, off in _BOUNDS.items():
             bound = constants.get(name)
             self._constants[name] = bound if bound and bound > 0 else off
-        self._arrays = self._chunks = 1
-        self._loaded = self._load()
+        self._grids = 1, 1
+        self._loaded = self._load(*self._grids)
 
     def run(self, lane: Any, items: Sequence[Item], rescale_grad: float = 1, at: int = 0) -> None:
-        """Enqueue the updates on a lane, on whose first stream gradients must be complete.
+        """Enqueue the updates on a lane's first stream, after what computes the gradients there.
 
-        Uses `room(items)` bytes of the lane's memory from `at`, a multiple of 16, until the lane's
-        work is done: wait for it before the next call. Raises `GpuFailed`.
+        Uses `room(items)` bytes of the lane's memory from `at` on, a multiple of 16. No other work
+        that is enqueued may use them: wait for the lane before the next call. Raises `GpuFailed`.
         """
         chunks = _chunks(items)
         # By this scale AdamW is told to skip a step whose gradients have overflowed.
         skips = self._rule == "adamw" and not (math.isfinite(rescale_grad) and rescale_grad)
         if not chunks or skips:
             return
-        if (self._arrays, self._chunks) != (len(items), chunks):
-            self._arrays, self._chunks = len(items), chunks
-            self._loaded = self._load()
+        if self._grids != (len(items), chunks):
+            self._loaded = self._load(len(items), chunks)
+            self._grids = len(items), chunks
         _, nbytes = room(items)
         self._write(as_array(lane.host + at, (nbytes,), "uint8"), items, rescale_grad)
         lane.bring(at, nbytes)
@@ -112,21 +110,21 @@ class Updates:
         pointers = {"constants": start, "arrays": start + _CONSTANTS.itemsize}
         lane.launch(self._loaded, {**pointers, "sums": start + nbytes})
 
-    def _load(self) -> Any:
-        grid, block = (self._chunks, 1, 1), (_THREADS, 1, 1)
-        launches = [Launch("update", grid, block, ("constants", "arrays", "sums"))]
+    def _load(self, arrays: int, chunks: int) -> Any:
+        block, names = (_THREADS, 1, 1), ("constants", "arrays", "sums")
+        launches = [Launch("update", (chunks, 1, 1), block, names)]
         if self._rule == "lamb":
-            arrays = (self._arrays, 1, 1)
-            launches.append(Launch("scale", arrays, block, ("constants", "arrays", "sums")))
-            launches.append(Launch("apply", grid, block, ("constants", "arrays")))
-        plan = Plan(CODE, (("RULE", self._rule.upper()),), tuple(launches))
+            launches.append(Launch("scale", (arrays, 1, 1), block, names))
+            launches.append(Launch("apply", (chunks, 1, 1), block, names[:2]))
+        defines = ("RULE", self._rule.upper()), ("STATES", self.states)
+        plan = Plan(CODE, defines, tuple(launches))
         return self._machine.load([plan])[0]
 
     def _write(self, table: np.ndarray, items: Sequence[Item], rescale_grad: float) -> None:
-        head, arrays = np.split(table, [_CONSTANTS.itemsize])
         known = {**self._constants, "rescale_grad": rescale_grad}
         floats = (known.get(name, 0) for name in _FLOATS)
-        head.view(_CONSTANTS)[0] = (*floats, len(items), (0, 0, 0))
+        head = table[: _CONSTANTS.itemsize].view(_CONSTANTS)
+        head[0] = (*floats, len(items), (0, 0, 0))
         rows, first = [], 0
         for item in items:
             states = (*item.states, *(0,) * (3 - self.states))
@@ -134,7 +132,7 @@ class Updates:
             scalars = (lr, item.wd, corrections)
             rows.append((item.weight, item.gradient, states, item.elements, first, *scalars))
             first += divide_up(item.elements, _CHUNK)
-        arrays.view(_ARRAY)[:] = rows
+        table[_CONSTANTS.itemsize :].view(_ARRAY)[:] = rows
 
     def _scalars(self, item: Item) -> tuple[float, tuple[float, float]]:
         """Return an item's learning rate, and the numbers that its averages are divided by."""
@@ -142,20 +140,24 @@ class Updates:
         if self._rule == "adam":
             mean, variance = (1 - beta**item.t for beta in betas)
             return item.lr * math.sqrt(variance) / mean, (1, 1)
-        if self._constants.get("bias_correction"):
-            # MXNet computes them in float32, far from exact in the first steps.
-            one, t = np.float32(1), np.float32(item.t)
-            mean, variance = (float(one - np.float32(beta) ** t) for beta in betas)
-            return item.lr, (mean, variance)
-        return item.lr, (1, 1)
+        corrects = self._constants.get("bias_correction")
+        return item.lr, _corrections(*betas, item.t) if corrects else (1, 1)
 
 
-def _variant(rule: str, constants: Constants) -> str:
-    if rule in ("sgd", "nag") and not constants["momentum"]:
-        return "sgd"
-    if rule == "sgd" or (rule == "rmsprop" and constants["centered"]):
-        return {"sgd": "sgd_momentum", "rmsprop": "rmsprop_centered"}[rule]
-    return rule
+@functools.lru_cache(maxsize=8)
+def _corrections(beta1: float, beta2: float, t: int) -> tuple[float, float]:
+    """Return LAMB's in float32, as MXNet computes them: far from exact in the first steps."""
+    kept = np.array([beta1, beta2], np.float32) ** np.float32(t)
+    mean, variance = (np.float32(1) - kept).tolist()
+    return mean, variance
+
+
+def _states(rule: str, constants: Constants) -> int:
+    if rule in ("sgd", "nag"):
+        return 1 if constants["momentum"] else 0
+    if rule == "rmsprop":
+        return 3 if constants["centered"] else 1
+    return 2
 
 
 def _chunks(items: Sequence[Item]) -> int:

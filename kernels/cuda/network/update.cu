@@ -6,26 +6,17 @@
 // The formulas are those of MXNet's operators on a CPU. LAMB's steps depend on norms: `update`
 // adds up squares of each chunk, `scale` computes each array's step, and `apply` the weights.
 #define SGD 0
-#define SGD_MOMENTUM 1
-#define NAG 2
-#define ADAM 3
-#define ADAMW 4
-#define RMSPROP 5
-#define RMSPROP_CENTERED 6
-#define LAMB 7
+#define NAG 1
+#define ADAM 2
+#define ADAMW 3
+#define RMSPROP 4
+#define LAMB 5
 #ifndef RULE
-#define RULE SGD_MOMENTUM
+#define RULE SGD
 #endif
-
-// State arrays of weights.
-#if RULE == SGD
-#define STATES 0
-#elif RULE == SGD_MOMENTUM || RULE == NAG || RULE == RMSPROP
+// State arrays. SGD and NAG without one have no momentum; RMSPROP with three is centered.
+#ifndef STATES
 #define STATES 1
-#elif RULE == RMSPROP_CENTERED
-#define STATES 3
-#else
-#define STATES 2
 #endif
 
 constexpr unsigned kThreads = 256, kChunk = 4096;
@@ -59,21 +50,21 @@ __device__ __forceinline__ float direction(const Constants &c, const Array &a, f
 __device__ __forceinline__ void step(const Constants &c, const Array &a, float &w, float g,
                                      float (&s)[3]) {
     g *= c.rescale_grad;
-    if (RULE == ADAM || RULE == RMSPROP || RULE == RMSPROP_CENTERED) g += a.wd * w;
+    if (RULE == ADAM || RULE == RMSPROP) g += a.wd * w;
     g = clipped(g, c.clip_gradient);
-    if (RULE == SGD) {
-        w = (1 - a.lr * a.wd) * w - a.lr * g;
-    } else if (RULE == SGD_MOMENTUM) {
-        s[0] = c.momentum * s[0] - a.lr * a.wd * w - a.lr * g;
-        w += s[0];
-    } else if (RULE == NAG) {
-        const float kept = c.momentum * s[0];
-        w = w - kept + (c.momentum + 1) * (kept - a.lr * (g + a.wd * w));
-        // MXNet decays the new weight here.
-        s[0] = kept - a.lr * (g + a.wd * w);
-    } else if (RULE == RMSPROP || RULE == RMSPROP_CENTERED) {
+    if (RULE == SGD || RULE == NAG) {
+        const float kept = STATES == 0 ? 0 : c.momentum * s[0];
+        if (RULE == SGD) {
+            s[0] = kept - a.lr * a.wd * w - a.lr * g;
+            w += s[0];
+        } else {
+            w = w - kept + (c.momentum + 1) * (kept - a.lr * (g + a.wd * w));
+            // MXNet decays the new weight here.
+            s[0] = kept - a.lr * (g + a.wd * w);
+        }
+    } else if (RULE == RMSPROP) {
         s[0] = (1 - c.gamma1) * (g * g) + c.gamma1 * s[0];
-        if (RULE == RMSPROP) {
+        if (STATES == 1) {
             w -= a.lr * (g / sqrtf(s[0] + c.epsilon));
         } else {
             s[1] = (1 - c.gamma1) * g + c.gamma1 * s[1];
