@@ -150,3 +150,18 @@ def test_a_wrong_constant_is_noticed(mx, optimizers, rng, form):
     optimizer = optimizers(rule, 0.3, options)
     wrong = {**vars(optimizer), name: 0.99 * getattr(optimizer, name)}
     assert _distance(mx, optimizer, rule, wrong, rng, 2) > 1e-5
+
+
+def test_arrays_without_elements_and_steps_that_adamw_skips():
+    constants = dict.fromkeys(("beta1", "beta2", "epsilon", "eta"), 1.0)
+    ones = np.ones(4099, np.float32)
+    with _active() as (machine, memory):
+        gradient, *weights = [memory.place(ones, False) for _ in range(5)]
+        items = [Item(w, gradient, (), size, 0.5, 0) for w, size in zip(weights, (0, 4099, 0, 5))]
+        with machine.lanes(1, *room(items), 1 << 30) as (lane,):
+            Updates(machine, "sgd", {"momentum": 0}).run(lane, items)
+            lane.wait()
+            skipping = Updates(machine, "adamw", constants)
+            for scale in (0.0, np.inf, np.nan):
+                skipping.run(lane, items, scale)
+        assert [(memory.fetch(w, 4099) == 0.5).sum() for w in weights] == [0, 4099, 0, 5]
