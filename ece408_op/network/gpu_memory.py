@@ -70,11 +70,11 @@ class GpuMemory:
             )
 
 
-_memories: dict[tuple[object, ...], GpuMemory] = {}
+_memories: dict[GpuMachine, GpuMemory] = {}
 _lock = threading.Lock()
 
 
 def memory_of(machine: GpuMachine) -> GpuMemory:
     """Return the memory that all networks that train on a machine share."""
     with _lock:
-        return _memories.setdefault(machine.key, GpuMemory(machine))
+        return _memories.setdefault(machine, GpuMemory(machine))

@@ -9,6 +9,7 @@ from typing import Any
 import mxnet as mx
 import numpy as np
 
+from .. import errors
 from ..network import gpu_memory, machines
 from ..network.gpu_memory import GpuMemory
 from ..network.host_arrays import Array
@@ -83,8 +84,12 @@ class _OnGpu:
     def wait(self) -> None:
         """Wait until both arrays are there, for `bring`."""
         self.hide()
-        for each in self._both:
-            each.wait_to_read()
+        try:
+            for each in self._both:
+                each.wait_to_read()
+        except mx.MXNetError as error:
+            # MXNet's has not the message of a part's.
+            raise errors.take_failure() or error from None
 
     def bring(self) -> None:
         """Copy what the host has newer to the GPU, which is active. Raises `InvalidSetting` for a
@@ -140,21 +145,25 @@ class Trainer(mx.gluon.Trainer):
     def load_states(self, fname: str) -> None:
         """Read the optimizer's states from a file of `save_states`, also of `gluon.Trainer`."""
         super().load_states(fname)
-        self._loaded = dict(self._updaters[0].states)
-        self._updates = None
-        for held in self._on_gpu.values():
-            held.close()
-        self._on_gpu.clear()
+        for number in list(self._on_gpu):
+            self._drop(number)
+        self._loaded, self._updates = dict(self._updaters[0].states), None
 
-    def show(self, number: int, arrays: Any) -> None:
-        """Bring a parameter up to date, or its gradient, whichever these arrays are."""
+    def before_access(self, number: int, arrays: Any) -> None:
+        """Prepare a parameter's arrays, or those of its gradient, for whoever takes them."""
         held = self._on_gpu.get(number)
-        if held is None or arrays is None:
+        if held is None:
             return
-        if arrays[0] is held.array:
-            held.show()
-        elif arrays[0] is held.gradient:
+        parameter = self._params[number]
+        if not held.is_of(*(each and each[0] for each in (parameter._data, parameter._grad))):
+            # Another request for gradients, or another initialization.
+            self._drop(number)
+        elif arrays_on_gpu.is_in_block():
+            return
+        elif arrays is parameter._grad:
             held.show_gradient()
+        else:
+            held.show()
 
     def _update(self, ignore_stale_grad: bool = False) -> None:
         machine = self._machine()
@@ -206,13 +215,8 @@ class Trainer(mx.gluon.Trainer):
 
     def _held(self, machine: GpuMachine, number: int, array: Any, gradient: Any) -> _OnGpu | None:
         """Return a parameter on the GPU, or `None` if it cannot be there."""
-        held = self._on_gpu.get(number)
-        if held is not None and held.is_of(array, gradient):
-            return held
-        if held is not None:
-            self._loaded[number] = self._fetched_states(held, number)
-            held.close()
-            del self._on_gpu[number]
+        if number in self._on_gpu:
+            return self._on_gpu[number]
         if array.context.device_type != "cpu" or array.dtype != np.float32:
             return None
         if array.stype != "default" or gradient.stype != "default" or not array.size:
@@ -229,6 +233,12 @@ class Trainer(mx.gluon.Trainer):
                     state.wait_to_read()
                     machine.upload(block.address, array_memory.pointer(state), block.nbytes)
         return made
+
+    def _drop(self, number: int) -> None:
+        """Bring a parameter's arrays and states up to date, and use others from now on."""
+        held = self._on_gpu.pop(number)
+        self._loaded[number] = self._fetched_states(held, number)
+        held.close()
 
     def _rule(self, machine: GpuMachine) -> Updates:
         if self._updates is None:
@@ -300,8 +310,7 @@ def _watch(trainer: Trainer, number: int, parameter: Any) -> None:
 
     @functools.wraps(plain)
     def check_and_get(arrays: Any, context: Any) -> Any:
-        if not arrays_on_gpu.is_in_block():
-            trainer.show(number, arrays)
+        trainer.before_access(number, arrays)
         return plain(parameter, arrays, context)
 
     parameter._check_and_get = check_and_get

@@ -11,7 +11,8 @@ from compiled_together import MachineOfMany
 from compiled_together import machine as machine_at_once
 from gpu_networks import array, error
 from gradient_cases import TrainingCase
-from test_gradients import BELOW, _compare, _layers, _others, _small, _whole
+from gradient_symbols import BELOW, SHAPE, compare, layers, others, whole
+from gradient_symbols import small as small_symbol
 
 from ece408_op import op_times, settings
 from ece408_op.errors import InvalidSetting, NotEnoughMemory
@@ -19,7 +20,11 @@ from ece408_op.network import gpu_memory
 from ece408_op.network.machines import emulated
 from ece408_op.network.residents import Resident
 
-_SHAPE = (3, 4, 5, 7)
+
+@pytest.fixture(autouse=True)
+def on_emulator():
+    with settings.override(backend="emulator"):
+        yield
 
 
 @pytest.fixture
@@ -34,21 +39,21 @@ def test_a_rule_gives_mxnets_gradient(mx, monkeypatch):
     """The same cases as on the CPU, compiled as one."""
     machine, cases = MachineOfMany("fast"), []
     monkeypatch.setattr(emulated, "emulated", lambda: machine)
-    for name, symbol in {**_layers(mx.sym), **_others(mx.sym)}.items():
+    for name, symbol in {**layers(mx.sym), **others(mx.sym)}.items():
         for case in (
-            TrainingCase(symbol, data=_SHAPE, on="gpu"),
-            _whole(TrainingCase(symbol, data=_SHAPE, on="gpu")),
+            TrainingCase(symbol, data=SHAPE, on="gpu"),
+            whole(TrainingCase(symbol, data=SHAPE, on="gpu")),
         ):
             training = case.training()
             training.program([array(each) for each in case.arrays.values()])
             cases.append((name, case, training))
-    with settings.override(backend="emulator"), machine.active():
+    with machine.active():
         machine.compile()
     wrong = []
     for name, case, training in cases:
         recorded = case.record(training)
         try:
-            _compare((recorded.outputs, *recorded.backward()), case.expected())
+            compare((recorded.outputs, *recorded.backward()), case.expected())
         except AssertionError as difference:
             wrong.append(f"{name}: {difference}")
     assert wrong == []
@@ -57,8 +62,7 @@ def test_a_rule_gives_mxnets_gradient(mx, monkeypatch):
 
 @pytest.fixture
 def small(mx, at_once):
-    with settings.override(backend="emulator"):
-        yield TrainingCase(_small(mx.sym), data=(2, 3, 13, 11), on="gpu")
+    return TrainingCase(small_symbol(mx.sym), data=(2, 3, 13, 11), on="gpu")
 
 
 def test_calls_in_between_do_not_change_gradients(small):

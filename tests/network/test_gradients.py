@@ -13,6 +13,7 @@ import pytest
 import random_graphs
 from gpu_networks import array, error
 from gradient_cases import Recorded, TrainingCase
+from gradient_symbols import BELOW, SHAPE, compare, layers, others, small, whole
 
 from ece408_op import settings
 from ece408_op.backends.cpu.program import Kind
@@ -20,150 +21,18 @@ from ece408_op.errors import Ece408Error, InvalidProblem, UnsupportedProblem
 from ece408_op.network.gradients import RULES
 from ece408_op.network.training import Training
 
-BELOW = 1e-5
 # A factor over MXNet's own error in float32, and sums that are only rounding.
 FACTOR, LEAST = 8, 1.0
-_SHAPE = (3, 4, 5, 7)
-
-
-def _layers(sym):
-    """Return symbols of layers by name, on "data" of `_SHAPE`."""
-    x, other = sym.Variable("data"), sym.Variable("other", shape=_SHAPE)
-    small = sym.Reshape(x, shape=(0, 0, -1))
-
-    def norm(x, name, **options):
-        return sym.BatchNorm(x, name=name, fix_gamma=False, eps=1e-3, **options)
-
-    def pool(x, *windows, **options):
-        kernel, stride, pad = windows
-        return sym.Pooling(x, kernel=kernel, stride=stride, pad=pad, **options)
-
-    convolved = {"kernel": (3, 2), "stride": (2, 1), "pad": (1, 0), "num_group": 2}
-    scaled = norm(x, "c")
-    return {
-        "convolution": sym.Convolution(x, num_filter=6, dilate=(1, 2), **convolved, name="conv"),
-        "rows": sym.Convolution(small, num_filter=5, kernel=(3,), no_bias=True, name="conv"),
-        "deconvolution": sym.Deconvolution(
-            *(x,), num_filter=6, adj=(1, 0), **convolved, no_bias=False, name="d"
-        ),
-        "dense": sym.FullyConnected(x, num_hidden=9, name="fc"),
-        "dense_rows": sym.FullyConnected(x, num_hidden=3, flatten=False, name="fc"),
-        "norm": norm(x, "a"),
-        "norm_fixed": sym.BatchNorm(x, name="a", momentum=0.7),
-        "norm_last": norm(x, "a", axis=-1),
-        "norm_global": norm(x, "a", use_global_stats=True, axis=2),
-        "norm_global_fixed": sym.BatchNorm(x, name="a", use_global_stats=True),
-        "norm_relu": sym.relu(norm(x, "a")),
-        "norm_sum_relu": sym.Activation(other + norm(x, "a"), act_type="relu"),
-        "norms_sum_relu": sym.relu(norm(x, "a") + sym.BatchNorm(other, name="b")),
-        # The normalisation has another use.
-        "norm_relu_twice": sym.broadcast_mul(sym.relu(scaled), scaled),
-        "pool_max": pool(x, (2, 3), (2, 1), (1, 1)),
-        "pool_max_apart": pool(x, (2, 2), (3, 3), (0, 0)),
-        "pool_max_full": pool(x, (3, 3), (2, 2), (0, 1), pooling_convention="full"),
-        # The last window has no element.
-        "pool_max_none": pool(x, (2, 1), (1, 4), (0, 0), pooling_convention="full"),
-        "pool_rows": pool(small, (3,), (2,), (1,)),
-        "pool_avg": pool(x, (3, 3), (1, 2), (1, 0), pool_type="avg"),
-        "pool_avg_inside": pool(
-            *(x, (3, 2), (2, 2), (1, 1)), pool_type="avg", count_include_pad=False
-        ),
-        "pool_sum": pool(x, (2, 2), (1, 1), (0, 1), pool_type="sum"),
-        "global": sym.Group(
-            [
-                sym.Pooling(x, global_pool=True, kernel=(1, 1), pool_type=kind)
-                for kind in ("avg", "max", "sum")
-            ]
-        ),
-    }
-
-
-def _others(sym):
-    """Return symbols of other operators by name."""
-    x, label = sym.Variable("data"), sym.Variable("label")
-    channels = sym.Variable("channels", shape=(1, 4, 1, 1))
-    internal = sym._internal
-    apart = 3 + channels
-    positive = sym.square(x) + 1
-
-    def act(kind):
-        return sym.Activation(x, act_type=kind)
-
-    def leaky(kind, **attributes):
-        return sym.LeakyReLU(x, act_type=kind, **attributes)
-
-    turned = sym.SwapAxis(x, dim1=1, dim2=3)
-    squeezed = sym.split(sym.expand_dims(x, 1), num_outputs=1, axis=1, squeeze_axis=True)
-    parts = sym.SliceChannel(x, num_outputs=5, axis=2, squeeze_axis=True)
-    return {
-        "activations": act("relu") + 2 * act("tanh") + 3 * act("sigmoid"),
-        "soft": act("softrelu") - act("softsign") + sym.softsign(x) * sym.sigmoid(x),
-        "functions": sym.exp(x) - sym.abs(x) * sym.tanh(x) + sym.negative(x) * sym.erf(x),
-        "roots": sym.log(positive) / sym.sqrt(positive) + sym.relu(x),
-        "clips": sym.clip(x, -0.5, 0.25) - sym.hard_sigmoid(x, alpha=0.4) + sym.clip(x, 1, -1),
-        "leaky": leaky("leaky", slope=0.3) + 2 * leaky("elu", slope=0.7) + leaky("gelu"),
-        "prelu": sym.LeakyReLU(x, sym.Variable("gamma", shape=(4,)), act_type="prelu"),
-        "prelu_one": sym.LeakyReLU(x, sym.Variable("gamma", shape=(1,)), act_type="prelu"),
-        "scalars": (1 - x) / 3 + 2 * x - 0.5 + 1 / positive + (x - -0.5) * (positive**1.5),
-        "bounds": internal._maximum_scalar(x, scalar=0.3) * internal._minimum_scalar(x, scalar=0.1),
-        "arithmetic": (x + x * x) / (positive - x) + sym.add_n(x, 2 * x),
-        "elementwise": sym.elemwise_div(
-            sym.elemwise_mul(x, x), sym.elemwise_sub(positive, sym.elemwise_add(x, x) / 4)
-        ),
-        "spread": sym.broadcast_div(
-            sym.broadcast_mul(sym.broadcast_add(x, channels), sym.broadcast_sub(channels, x)), apart
-        ),
-        "spread_names": sym.broadcast_plus(x, channels) * sym.broadcast_minus(x, channels),
-        "constants": x * sym.BlockGrad(x) + sym.Cast(x, dtype="float32") * sym.ones_like(x),
-        "reductions": sym.broadcast_mul(
-            sym.mean(x, axis=(0, 2), keepdims=True), sym.max(x, axis=(1, 3), keepdims=True)
-        ),
-        "sums": sym.Group([sym.sum(x, axis=(1, 3)), sym.sum(x)]),
-        "adaptive": sym.contrib.AdaptiveAvgPooling2D(x),
-        "softmax": sym.softmax(x, axis=1, temperature=2) * sym.log_softmax(x),
-        "softmax_channels": sym.SoftmaxActivation(x, mode="channel"),
-        "softmax_rows": sym.SoftmaxActivation(sym.reshape(x, shape=(0, -1))),
-        "softmax_output": sym.SoftmaxOutput(sym.Flatten(x), label, name="softmax"),
-        "views": sym.Flatten(sym.reshape(x, shape=(0, -3, -1))) + sym.reshape_like(
-            sym.Reshape(x, shape=(-1,)), sym.Flatten(x)
-        ),
-        "axes": sym.squeeze(sym.expand_dims(sym.transpose(x, axes=(0, 2, 3, 1)), 1)) * 2,
-        "turns": sym.transpose(x) * sym.transpose(sym.swapaxes(turned, dim1=3, dim2=1)),
-        "slices": sym.slice_axis(x, axis=-1, begin=-3, end=None) * 2,
-        "slice_like": sym.slice_like(x, sym.Variable("like", shape=(2, 4, 3, 9)), axes=(0, 2)),
-        "broadcast_like": sym.broadcast_like(channels, x) * x,
-        "concat": sym.concat(x, x * 2, sym.slice_axis(x, axis=1, begin=1, end=3), dim=1) * 3,
-        "concat_last": sym.Concat(x, sym.tanh(x), dim=-1) * 3,
-        "split": sym.split(x, num_outputs=2, axis=1)[1] * 3,
-        "splits": sym.Group([squeezed, parts[3] * parts[1]]),
-        "scaled": sym.UpSampling(x, scale=3, sample_type="nearest"),
-    }  # fmt: skip
-
-
-def _compare(found, expected):
-    for number, (y, right) in enumerate(zip(found[0], expected[0])):
-        assert error(y, right) < BELOW, number
-    for made, right in zip(found[1:], expected[1:]):
-        for name in made:
-            assert error(made[name], right[name]) < BELOW, name
-
-
-def _whole(case):
-    """Make all numbers whole and small."""
-    for name, values in case.arrays.items():
-        case.arrays[name] = np.round(3 * values / np.abs(values).max()).astype(np.float32)
-    case.heads = [np.round(2 * each) for each in case.heads]
-    return case
 
 
 def test_a_rule_gives_mxnets_gradient(mx):
     """Also where whole numbers are equal, or at a kink."""
-    symbols, seen = {**_layers(mx.sym), **_others(mx.sym)}, set()
+    symbols, seen = {**layers(mx.sym), **others(mx.sym)}, set()
     wrong = []
     for name, symbol in symbols.items():
-        for case in (TrainingCase(symbol, data=_SHAPE), _whole(TrainingCase(symbol, data=_SHAPE))):
+        for case in (TrainingCase(symbol, data=SHAPE), whole(TrainingCase(symbol, data=SHAPE))):
             try:
-                _compare(case.found(), case.expected())
+                compare(case.found(), case.expected())
             except AssertionError as difference:
                 wrong.append(f"{name}: {difference}")
         seen |= {node["op"] for node in json.loads(symbol.tojson())["nodes"]}
@@ -174,9 +43,9 @@ def test_a_rule_gives_mxnets_gradient(mx):
 def test_inference_has_gradients_too(mx):
     """By moving averages, which stay."""
     for name in ("norm", "norm_fixed", "norm_last", "norm_sum_relu", "convolution"):
-        case = TrainingCase(_layers(mx.sym)[name], train=False, data=_SHAPE)
+        case = TrainingCase(layers(mx.sym)[name], train=False, data=SHAPE)
         outputs, gradients, averages = case.found()
-        _compare((outputs, gradients), case.expected())
+        compare((outputs, gradients), case.expected())
         assert not averages
 
 
@@ -190,7 +59,7 @@ def test_softmax_output_scales_and_ignores_as_mxnet_does(mx):
                 options = {"normalization": how, "use_ignore": ignored, "ignore_label": 2}
                 symbol = mx.sym.SoftmaxOutput(x, label, grad_scale=0.5, **form, **options, name="s")
                 case = TrainingCase(symbol, data=data, label=labels)
-                _compare(case.found(), case.expected())
+                compare(case.found(), case.expected())
 
 
 def test_a_loss_has_its_gradient_whatever_reads_it(mx):
@@ -224,7 +93,7 @@ def test_where_mxnet_is_odd_finite_differences_decide(mx):
         "cut": sym.Pooling(sym.reshape(x, shape=(0, 0, -1)), pool_type="avg", **rows),
     }
     for name, symbol in odd.items():
-        case = TrainingCase(symbol, data=_SHAPE)
+        case = TrainingCase(symbol, data=SHAPE)
         # Away from the kinks at 0.
         case.arrays["data"] = np.round(4 * case.arrays["data"]) / 4 + np.float32(0.125)
         assert _slopes_are_right(case, case.found()[1], 1e-3), name
@@ -315,28 +184,13 @@ def test_networks_of_the_zoo(mx):
         assert _is_mxnets(case, case.found(), 1e-3), name
 
 
-def _small(sym):
-    """Return a network with shared weights, a residual unit, pooling and a concatenation."""
-    weight = sym.Variable("shared_weight")
-
-    def shared(x):
-        options = {"kernel": (3, 3), "pad": (1, 1), "num_filter": 6, "no_bias": True}
-        return sym.Convolution(x, weight, **options)
-
-    x = sym.Convolution(sym.Variable("data"), kernel=(3, 3), num_filter=6, name="first")
-    x = sym.relu(sym.BatchNorm(shared(x), name="a") + x)
-    x = sym.concat(shared(x), sym.Pooling(x, kernel=(3, 3), pad=(1, 1), pool_type="max"))
-    x = sym.BatchNorm(sym.Pooling(x, kernel=(3, 3), stride=(2, 2), pool_type="avg"), name="b")
-    return sym.SoftmaxOutput(sym.FullyConnected(x, num_hidden=5, name="fc"), name="softmax")
-
-
 def _arrays(results):
     """Return gradients and moving averages as bytes."""
     return [each.tobytes() for found in results for each in found.values()]
 
 
 def test_results_do_not_depend_on_the_number_of_threads(mx):
-    case = TrainingCase(_small(mx.sym), data=(7, 3, 23, 19))
+    case = TrainingCase(small(mx.sym), data=(7, 3, 23, 19))
     found = []
     for threads in (1, 3):
         with settings.override(threads=threads):
@@ -347,7 +201,7 @@ def test_results_do_not_depend_on_the_number_of_threads(mx):
 
 def test_a_backward_pass_belongs_to_its_forward_pass(mx):
     """Another forward pass may come between them, and it may run again."""
-    case = TrainingCase(_small(mx.sym), data=(2, 3, 13, 11))
+    case = TrainingCase(small(mx.sym), data=(2, 3, 13, 11))
     training = case.training()
     first = case.record(training)
     right = _arrays(first.backward())
@@ -377,7 +231,7 @@ def test_sums_of_gradients_are_exact_on_whole_numbers(mx):
     }
     for name, symbol in symbols.items():
         wanted = ["shared_weight"] if name == "same" else None
-        case = _whole(TrainingCase(symbol, wanted, data=(2, 4, 7, 5)))
+        case = whole(TrainingCase(symbol, wanted, data=(2, 4, 7, 5)))
         found, expected = case.found()[1], case.expected()[1]
         assert all(np.array_equal(found[each], expected[each]) for each in found), name
     case = TrainingCase(symbols["added"], data=(2, 4, 7, 5))
@@ -388,14 +242,14 @@ def test_sums_of_gradients_are_exact_on_whole_numbers(mx):
 
 def test_two_variables_of_one_name_are_one_array(mx):
     data = mx.sym.Variable("data")
-    case = TrainingCase(data * data, data=_SHAPE)
+    case = TrainingCase(data * data, data=SHAPE)
     twins = (mx.sym.Variable("twin") * data).tojson().replace('"twin"', '"data"')
     assert np.array_equal(case.found(twins)[1]["data"], case.found()[1]["data"])
 
 
 def test_only_wanted_gradients_are_computed(mx):
     def kinds(wanted):
-        case = TrainingCase(_small(mx.sym), wanted, data=(2, 3, 13, 11))
+        case = TrainingCase(small(mx.sym), wanted, data=(2, 3, 13, 11))
         recorded = case.record(case.training())
         gradients = recorded.backward()[0]
         for name, right in case.expected()[1].items():
@@ -413,12 +267,12 @@ def test_only_wanted_gradients_are_computed(mx):
 
 def test_a_variable_that_changes_nothing_has_a_zero_gradient(mx):
     x, y = mx.sym.Variable("data"), mx.sym.Variable("y")
-    case = TrainingCase(x * 2 + mx.sym.BlockGrad(y), data=_SHAPE)
+    case = TrainingCase(x * 2 + mx.sym.BlockGrad(y), data=SHAPE)
     assert not case.found()[1]["y"].any()
 
 
 def test_data_of_other_types(mx):
-    case = TrainingCase(_small(mx.sym), ["first_weight"], data=(2, 3, 13, 11))
+    case = TrainingCase(small(mx.sym), ["first_weight"], data=(2, 3, 13, 11))
     for dtype in (np.float16, np.uint8):
         case.arrays["data"] = np.abs(40 * case.arrays["data"]).astype(dtype)
         narrow = case.found()[1]["first_weight"]
@@ -427,7 +281,7 @@ def test_data_of_other_types(mx):
 
 
 def test_strict_gradients_sum_in_float64(mx):
-    case = TrainingCase(_layers(mx.sym)["convolution"], data=(2, 4, 9, 8))
+    case = TrainingCase(layers(mx.sym)["convolution"], data=(2, 4, 9, 8))
     exact = case.expected("float64")[1]
     with settings.override(precision="strict"):
         found = case.found()[1]
@@ -436,7 +290,7 @@ def test_strict_gradients_sum_in_float64(mx):
 
 
 def test_our_own_convolution_has_the_same_gradients(mx):
-    case = TrainingCase(_small(mx.sym), data=(2, 3, 13, 11))
+    case = TrainingCase(small(mx.sym), data=(2, 3, 13, 11))
     text = case.symbol.tojson().replace('"op": "Convolution"', '"op": "ece408_conv"')
     outputs, *results = case.found()
     own, *others = case.found(text)
@@ -457,12 +311,12 @@ def test_what_is_not_computed_is_one_line(mx):
     }
     for message, symbol in refused.items():
         with pytest.raises(UnsupportedProblem, match=message) as raised:
-            TrainingCase(symbol, data=_SHAPE).found()
+            TrainingCase(symbol, data=SHAPE).found()
         assert "\n" not in str(raised.value)
 
 
 def test_it_refuses_other_names_and_arrays(mx):
-    case = TrainingCase(mx.sym.Variable("data") * 2, data=_SHAPE)
+    case = TrainingCase(mx.sym.Variable("data") * 2, data=SHAPE)
     text = case.symbol.tojson()
     with pytest.raises(UnsupportedProblem, match="takes no weight"):
         Training(text, ["data"], ["weight"])
@@ -470,7 +324,7 @@ def test_it_refuses_other_names_and_arrays(mx):
     with pytest.raises(InvalidProblem, match="takes 1 arrays, not 0"):
         training.program([])
     with pytest.raises(UnsupportedProblem, match="data is of type uint8"):
-        training.program([array(np.zeros(_SHAPE, np.uint8))])
+        training.program([array(np.zeros(SHAPE, np.uint8))])
     program = case.record(training).program
     with pytest.raises(InvalidProblem, match="this program takes"):
         program.forward([array(np.zeros((3, 4), np.float32))], [], 0)
