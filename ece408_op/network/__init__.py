@@ -170,18 +170,16 @@ class Network:
         inputs: Sequence[Array],
         results: Sequence[str],
         kept: Sequence[KeptCode],
-        most_copied: float,
     ) -> CpuCode:
-        """Return the CPU's code for inputs of these shapes and types, and results of these types,
-        with copies of weights of at most `most_copied` bytes. It may use what is `kept` for other
-        code.
-        Raises `UnsupportedProblem` and `InvalidProblem`."""
+        """Return the CPU's code for inputs of these shapes and types, and results of these types.
+        It may use what is `kept` for other code. Raises `UnsupportedProblem` and
+        `InvalidProblem`."""
         outputs = [Array(0, (), dtype, 0) for dtype in results]
         call = self._call(inputs, outputs, True)
         machine = machines.chosen("cpu")[0]
         lasting = {what: arrays for each in kept for what, arrays in each.made.items()}
         steps, values = network_program.build(self._graph, call.inputs, machine, lasting=lasting)
-        return CpuCode(steps, values, kept, most_copied)
+        return CpuCode(steps, values, kept)
 
     def close(self) -> None:
         """Free all memory that it has on its machines; the next call allocates it again."""

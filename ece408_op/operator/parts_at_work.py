@@ -59,8 +59,8 @@ class _Kept(ctypes.Structure):
 
     _fields_ = [
         ("steps", ctypes.c_void_p),
-        *[(name, _SIZES) for name in ("copies", "packed", "before")],
-        *[(name, ctypes.c_int64) for name in ("number", "step_count", "copy_count")],
+        *[(name, _SIZES) for name in ("packed", "before")],
+        *[(name, ctypes.c_int64) for name in ("number", "step_count")],
         *[(name, ctypes.c_int64) for name in ("packed_count", "before_count", "bytes")],
     ]
 
@@ -70,10 +70,9 @@ class _Made(ctypes.Structure):
 
     _fields_ = [
         ("steps", ctypes.c_void_p),
-        ("kept", _SIZES),
+        *[(name, _SIZES) for name in ("kept", "reads")],
         *[(name, ctypes.c_int64) for name in ("number", "step_count", "kept_count")],
-        *[(name, ctypes.c_int64) for name in ("arena_bytes", "copied_bytes")],
-        *[(name, ctypes.c_int64) for name in ("reads_weights", "isa")],
+        *[(name, ctypes.c_int64) for name in ("read_count", "arena_bytes", "isa")],
         *[(name, ctypes.c_int64) for name in ("forward_steps", "saved_bytes")],
     ]
 
@@ -187,7 +186,7 @@ class Parts:
         """Open a part and return its node, without inputs. `kinds` has the kind of each input (see
         `networks`), `types` are those of its inputs and outputs, and `unread` marks the outputs
         that a GPU need not compute. Raises what `Network` does."""
-        opened = _Opened(graph, kinds, types, self.most_bytes, on, unread)
+        opened = _Opened(graph, kinds, types, on, unread)
         self.parameters.update(dict.fromkeys(opened.parameters))
         return self._node(opened, kinds, types, name)
 
@@ -330,7 +329,6 @@ class _Opened:
         graph: Mapping[str, Any],
         kinds: str,
         types: Sequence[str],
-        most_copied: int,
         on: str,
         unread: str,
     ) -> None:
@@ -338,7 +336,7 @@ class _Opened:
 
         self.outputs = len(types) - len(kinds)
         self._names = [node["name"] for node in graph["nodes"] if node["op"] == "null"]
-        self._kinds, self._types, self._most_copied = kinds, types, most_copied
+        self._kinds, self._types = kinds, types
         # What the library keeps for programs, by number.
         self.kept: dict[int, KeptCode] = {}
         self.parameters = [name for name, kind in zip(self._names, kinds) if kind == PARAMETER]
@@ -367,7 +365,7 @@ class _Opened:
             return
         settled = settings.precision(), chosen_isa()
         kept = [each for each in self.kept.values() if each.settings == settled]
-        code = self._network.code(inputs, self._types[len(inputs) :], kept, self._most_copied)
+        code = self._network.code(inputs, self._types[len(inputs) :], kept)
         # Numbers of what is kept are not negative.
         number = -next(_numbers)
         _give_shapes([value.shape for value in code.steps.outputs], target)
@@ -375,11 +373,10 @@ class _Opened:
         for each in code.kept:
             if each.number not in self.kept:
                 given = given and self._keep(each, target)
-        copied = sum(nbytes for each in code.kept for *_, nbytes in each.copies)
         made = _Made(
             *(_address(code.for_images), _integers(each.number for each in code.kept)),
-            *(number, len(code.for_images), len(code.kept), code.arena_bytes, copied),
-            *(code.reads_weights, native.ISA_CODES[code.isa], 0, 0),
+            *(_integers(code.reads), number, len(code.for_images), len(code.kept)),
+            *(len(code.reads), code.arena_bytes, native.ISA_CODES[code.isa], 0, 0),
         )
         if not given or not _library().ece408_part_give(target, ctypes.byref(made)):
             raise errors.NotEnoughMemory(
@@ -392,10 +389,9 @@ class _Opened:
         self.kept[kept.number] = kept
         _keepers[kept.number] = self
         made = _Kept(
-            *(_address(kept.steps), _integers(each for copy in kept.copies for each in copy)),
-            *(_integers(kept.packed), _integers(each.number for each in kept.before)),
-            *(kept.number, len(kept.steps), len(kept.copies), len(kept.packed)),
-            *(len(kept.before), kept.nbytes),
+            *(_address(kept.steps), _integers(kept.packed)),
+            *(_integers(each.number for each in kept.before), kept.number, len(kept.steps)),
+            *(len(kept.packed), len(kept.before), kept.nbytes),
         )
         return bool(_library().ece408_part_keep(target, ctypes.byref(made)))
 
@@ -459,8 +455,8 @@ class _Trained:
         code = cast("TrainingProgram", code)
         number = -next(_numbers)
         made = _Made(
-            *(_address(code.for_images), None, number, len(code.for_images), 0),
-            *(code.arena_bytes, 0, 0, native.ISA_CODES[code.isa]),
+            *(_address(code.for_images), None, None, number, len(code.for_images), 0, 0),
+            *(code.arena_bytes, native.ISA_CODES[code.isa]),
             *(code.steps.forward, code.saved_bytes),
         )
         _library().ece408_part_give(target, ctypes.byref(made))

@@ -192,31 +192,24 @@ ECE408_EXPORT void ece408_part_release(int part);
 /* Adds the shape of the next output. */
 ECE408_EXPORT void ece408_part_output(ece408_program* program, const int64_t* shape, int dimensions);
 
-/* A copy of an input to a place in what is kept. */
-typedef struct ece408_kept_copy {
-    int64_t input, offset, bytes;
-} ece408_kept_copy;
-
-/* What programs keep of weights, in `bytes` of memory: copies, and results of steps, whose operands are in
- * nothing, the inputs, what is kept `before`, by numbers, and itself. `packed` are the places of packed
- * weights. */
+/* What programs keep of weights, in `bytes` of memory: results of steps, whose operands are in nothing, the
+ * inputs, what is kept `before`, by numbers, and itself. `packed` are the places of packed weights. */
 typedef struct ece408_kept {
     const ece408_step* steps;
-    const ece408_kept_copy* copies;
     const int64_t *packed, *before;
-    int64_t number, step_count, copy_count, packed_count, before_count, bytes;
+    int64_t number, step_count, packed_count, before_count, bytes;
 } ece408_kept;
 
 /* Keeps it for the program; 0 if there is no memory. */
 ECE408_EXPORT int ece408_part_keep(ece408_program* program, const ece408_kept* made);
 
 /* A program that Python has made. Operands of its steps are in an arena, the inputs, the outputs,
- * and what is kept, by numbers. It also `reads_weights` from the inputs, or has `copied_bytes` of them. One
- * with gradients has `forward_steps`, then those of the backward pass, and `saved_bytes` between them. */
+ * and what is kept, by numbers. It also `reads` weights, the inputs of these numbers, in place. One with
+ * gradients has `forward_steps`, then those of the backward pass, and `saved_bytes` between them. */
 typedef struct ece408_made {
     const ece408_step* steps;
-    const int64_t* kept;
-    int64_t number, step_count, kept_count, arena_bytes, copied_bytes, reads_weights, isa;
+    const int64_t *kept, *reads;
+    int64_t number, step_count, kept_count, read_count, arena_bytes, isa;
     int64_t forward_steps, saved_bytes;
 } ece408_made;
 
@@ -235,9 +228,9 @@ typedef struct ece408_mxnet {
                 int write_count, const void* property, int priority, const char* name);
 } ece408_mxnet;
 
-/* A call on the caller's thread, without MXNet's engine, of a part whose weights are as in its last call by
+/* A call on the caller's thread, without MXNet's CachedOp, of a part whose weights are as in its last call by
  * MXNet: 1, with the handles of new arrays in `results`; 0 if that is impossible, also because data is
- * pending, or its memory and copies of weights take more than `most_bytes`; -1 if MXNet failed; MXNet has the error. 2 if
+ * pending, or its memory takes more than `most_bytes`; -1 if MXNet failed; MXNet has the error. 2 if
  * Python must compute the new arrays, of weights of this `version`, which it may not read. The caller frees the arrays in
  * `results` in each case. */
 ECE408_EXPORT int ece408_part_call(int part, void* const* inputs, void** results, int64_t most_bytes,

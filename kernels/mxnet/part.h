@@ -12,6 +12,7 @@
 #include <mutex>
 #include <shared_mutex>
 #include <string>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -95,7 +96,6 @@ inline ece408_part_functions part_functions{};
 struct Kept {
     int64_t number = 0;  // Python's
     std::vector<ece408_step> steps;
-    std::vector<ece408_kept_copy> copies;
     std::vector<int64_t> packed;  // where packed weights begin
     std::vector<std::shared_ptr<Kept>> before;
     Memory memory;
@@ -118,10 +118,9 @@ struct ece408_program {
     std::vector<Shape> outputs;
     std::vector<ece408_step> steps;
     std::vector<std::shared_ptr<ece408::Kept>> kept;
-    int64_t arena_bytes = 0, copied_bytes = 0;
-    int64_t forward_steps = 0, saved_bytes = 0;  // of one with gradients
+    std::vector<int64_t> reads;  // weights, besides what is kept
+    int64_t arena_bytes = 0, forward_steps = 0, saved_bytes = 0;  // the last two: with gradients
     int isa = 0;
-    bool reads_weights = false;
     uint64_t generation = 0;  // of the settings
     int64_t number = 0;       // Python's
 
@@ -135,11 +134,9 @@ struct ece408_program {
         return std::all_of(kept.begin(), kept.end(),
                            [&](const auto& each) { return each->version == version; });
     }
-    // Whether it needs no weights beside what is kept.
-    bool is_complete() const {
-        return !reads_weights && std::all_of(kept.begin(), kept.end(), [](const auto& each) {
-            return each->is_packed;
-        });
+    // Whether it reads no other weights.
+    bool is_packed() const {
+        return std::all_of(kept.begin(), kept.end(), [](const auto& each) { return each->is_packed; });
     }
 };
 
@@ -342,42 +339,51 @@ public:
         return status;
     }
 
-    // A call on the caller's thread, without MXNet's engine, by handles. 1, with new arrays in
+    // A call on the caller's thread, without MXNet's CachedOp, by handles. 1, with new arrays in
     // `results`, if the weights are as in the last call by MXNet; 2 if Python must compute these, of
     // weights of this version; 0 if it is impossible; -1 if MXNet failed. The caller frees
     // `results`.
     int call(void* const* inputs, void** results, int64_t most_bytes, const ece408_mxnet& mxnet,
              uint64_t* version) {
         is_whole_ = true;
-        if (!are_there(inputs, mxnet)) return 0;
+        std::vector<void*> reads;
+        for (size_t i = 0; i < inputs_; i++)
+            if (versions_.is_data(i)) reads.push_back(inputs[i]);
+        if (!at_once(reads, mxnet, [] { return 1; })) return 0;
         for (size_t i = 0; i < inputs_; i++) __builtin_prefetch(inputs[i]);
         for (size_t i = 0; i < inputs_; i++) places_of(inputs[i]).fetch();
         for (size_t i = 0; i < inputs_; i++)
             if (mxnet.wait_to_read(inputs[i]) != 0) return -1;
         int device = 0;
         const auto made = known(inputs, &device);
-        if (!made || made->arena_bytes + made->copied_bytes > most_bytes) return 0;
+        if (!made || made->arena_bytes > most_bytes) return 0;
         // Kernels that do not read weights want some address of them.
         Bases bases(1 + types_.size(), made->kept.empty() ? nullptr : made->kept[0]->memory.get());
         for (size_t i = 0; i < inputs_; i++)
             if (versions_.is_data(i) && mxnet.data(inputs[i], &bases[1 + i]) != 0) return -1;
-        const std::shared_lock<std::shared_mutex> reading(kept_);
-        *version = versions_.unchanged([&](size_t i) { return writes_to(inputs[i]); });
-        if (*version == 0 || !made->is_of(*version) || !made->is_complete()) return 0;
-        for (size_t i = 0; i < outputs(); i++) {
-            const Shape& shape = made->outputs[i];
-            if (mxnet.create(shape.data(), static_cast<unsigned>(shape.size()), kCpu, device, 0,
-                             type(inputs_ + i), &results[i]) != 0 ||
-                mxnet.data(results[i], &bases[1 + inputs_ + i]) != 0)
-                return -1;
+        for (const int64_t i : made->reads) {
+            if (mxnet.data(inputs[i], &bases[static_cast<size_t>(1 + i)]) != 0) return -1;
+            reads.push_back(inputs[i]);
         }
-        if (in_python_) return 2;
-        const Lender::Loan arena = arenas_.lend(made->arena_bytes);
-        bases[0] = arena.get();
-        if (!bases[0]) return 0;
-        for (const auto& each : made->kept) bases.push_back(each->memory.get());
-        const Workers workers(true);
-        return run(*made, bases) == MX_SUCCESS ? 1 : 0;
+        return at_once(reads, mxnet, [&] {
+            const std::shared_lock<std::shared_mutex> reading(kept_);
+            *version = versions_.unchanged([&](size_t i) { return writes_to(inputs[i]); });
+            if (*version == 0 || !made->is_of(*version) || !made->is_packed()) return 0;
+            for (size_t i = 0; i < outputs(); i++) {
+                const Shape& shape = made->outputs[i];
+                if (mxnet.create(shape.data(), static_cast<unsigned>(shape.size()), kCpu, device, 0,
+                                 type(inputs_ + i), &results[i]) != 0 ||
+                    mxnet.data(results[i], &bases[1 + inputs_ + i]) != 0)
+                    return -1;
+            }
+            if (in_python_) return 2;
+            const Lender::Loan arena = arenas_.lend(made->arena_bytes);
+            bases[0] = arena.get();
+            if (!bases[0]) return 0;
+            for (const auto& each : made->kept) bases.push_back(each->memory.get());
+            const Workers workers(true);
+            return run(*made, bases) == MX_SUCCESS ? 1 : 0;
+        });
     }
 
 private:
@@ -464,20 +470,28 @@ private:
         return nullptr;
     }
 
-    // Whether the data has no pending writes and no failures: a function that reads it would then
-    // run at once.
-    bool are_there(void* const* inputs, const ece408_mxnet& mxnet) const {
-        using Answer = std::atomic<bool>;
-        const auto answer = std::make_shared<Answer>(false);
-        const auto run = [](void*, void* task) { **static_cast<std::shared_ptr<Answer>*>(task) = true; };
-        const auto end = [](void* task) { delete static_cast<std::shared_ptr<Answer>*>(task); };
-        std::vector<void*> reads;
-        for (size_t i = 0; i < inputs_; i++)
-            if (versions_.is_data(i)) reads.push_back(inputs[i]);
-        const int status = mxnet.push(run, new std::shared_ptr<Answer>(answer), end, first_cpu(),
-                                      reads.data(), static_cast<int>(reads.size()), nullptr, 0,
-                                      run_at_once(), 0, "ece408_is_there");
-        return status == 0 && *answer;
+    // What `work` returns, on this thread, or 0, without it, if the arrays have pending writes or
+    // failures. Later writes by MXNet wait for its end.
+    template <typename Work>
+    static int at_once(const std::vector<void*>& reads, const ece408_mxnet& mxnet, Work work) {
+        struct Task {
+            std::thread::id caller;
+            Work* work;
+            int result;
+        };
+        using Shared = std::shared_ptr<Task>;
+        const Shared task(new Task{std::this_thread::get_id(), &work, 0});
+        const auto run = [](void*, void* given) {
+            Task& task = **static_cast<Shared*>(given);
+            // After a wait MXNet runs it on another thread, or when the caller has gone.
+            if (std::this_thread::get_id() == task.caller && task.work) task.result = (*task.work)();
+        };
+        const auto end = [](void* task) { delete static_cast<Shared*>(task); };
+        const int status = mxnet.push(run, new Shared(task), end, first_cpu(), reads.data(),
+                                      static_cast<int>(reads.size()), nullptr, 0, run_at_once(), 0,
+                                      "ece408_part");
+        task->work = nullptr;
+        return status == 0 ? task->result : 0;
     }
 
     static bool is_for(const Program& program, const std::vector<MXTensor>& in) {
@@ -523,8 +537,6 @@ private:
         for (const auto& kept : program.kept) {
             if (kept->version == version) continue;
             kept->version = 0;
-            for (const ece408_kept_copy& each : kept->copies)
-                std::memcpy(kept->memory.get() + each.offset, bases[1 + each.input], each.bytes);
             Bases own(bases.begin(), bases.begin() + 1 + static_cast<int64_t>(inputs_));
             for (const auto& each : kept->before) own.push_back(each->memory.get());
             own.push_back(kept->memory.get());

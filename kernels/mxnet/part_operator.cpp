@@ -250,7 +250,6 @@ int ece408_part_keep(ece408_program* program, const ece408_kept* made) {
     const auto kept = std::make_shared<ece408::Kept>();
     kept->number = made->number;
     kept->steps.assign(made->steps, made->steps + made->step_count);
-    kept->copies.assign(made->copies, made->copies + made->copy_count);
     kept->packed.assign(made->packed, made->packed + made->packed_count);
     kept->memory = ece408::memory_of(made->bytes);
     for (int64_t i = 0; i < made->before_count; i++)
@@ -266,11 +265,10 @@ int ece408_part_give(ece408_program* program, const ece408_made* made) {
     program->number = made->number;
     program->steps.assign(made->steps, made->steps + made->step_count);
     program->arena_bytes = made->arena_bytes;
-    program->copied_bytes = made->copied_bytes;
     program->forward_steps = made->forward_steps;
     program->saved_bytes = made->saved_bytes;
     program->isa = static_cast<int>(made->isa);
-    program->reads_weights = made->reads_weights != 0;
+    program->reads.assign(made->reads, made->reads + made->read_count);
     // What was kept for this program lives until it is found below.
     const auto own = std::move(program->kept);
     program->kept.clear();

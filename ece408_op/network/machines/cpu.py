@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import itertools
-import math
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, ClassVar
@@ -99,23 +98,18 @@ class CpuCode:
     """Steps as structures, for calls that bring `arena_bytes` of memory, with what is kept of their
     weights: by other programs of the graph, from which `kept` are those in order of creation, and
     by this one. Operands are in the arena, the inputs, the outputs, what is kept, and `saved_bytes`
-    of the caller's between its passes. Weights that images need are copied unless these have more
-    than `most_copied` bytes: then it `reads_weights`."""
+    of the caller's between its passes. It `reads` the weights of these numbers in place."""
 
     def __init__(
-        self,
-        steps: Steps,
-        inputs: Sequence[Value],
-        kept: Sequence[KeptCode] = (),
-        most_copied: float = math.inf,
+        self, steps: Steps, inputs: Sequence[Value], kept: Sequence[KeptCode] = ()
     ) -> None:
         self.steps = steps
         self.isa = chosen_isa()
         found = places(replace(steps, outputs=[]), ())
         self.arena_bytes, self.saved_bytes = found.device_bytes, found.saved_bytes
-        self.kept, copies = _needed(steps, kept)
-        self.reads_weights = sum(buffer.nbytes for buffer in copies) > most_copied
-        copies = [] if self.reads_weights else copies
+        self.kept, read = _needed(steps, kept)
+        copies = read if self.copies else []
+        self.reads = sorted({buffer.number for buffer in read})
         if steps.for_weights or copies:
             more = self.keep(steps, found, len(inputs), copies, self.kept)
             self.kept = [*self.kept, more]
@@ -123,8 +117,9 @@ class CpuCode:
         places_of = _PlacesOf(found, len(inputs), self.first_kept, self.kept, True)
         self.for_images = places_of.program(steps.for_images)
 
-    # Makes what is kept.
+    # Makes what is kept; whether that has copies of weights, which are read in their place.
     keep: ClassVar[type[Any]] = KeptCode
+    copies: ClassVar[bool] = False
 
 
 class Kept(KeptCode):
@@ -182,7 +177,7 @@ class CpuProgram(CpuCode):
             for number in self._weights:
                 self._bases[1 + number] = self.kept[0].address
 
-    keep = Kept
+    keep, copies = Kept, True
 
     def is_ready(self, generation: int) -> bool:
         """Return whether it computes with these weights, and reads none."""
@@ -210,11 +205,10 @@ class CpuProgram(CpuCode):
 
 
 def _needed(steps: Steps, kept: Sequence[KeptCode]) -> tuple[list[Any], list[Buffer]]:
-    """Return what steps need of what is kept, and the weights that must be copied for them: those
-    that a call would read."""
+    """Return what steps need of what is kept, and the weights that a call would read besides."""
     where = {key: each for each in kept for key in each.offsets}
     needed: set[KeptCode] = set()
-    copies: dict[object, Buffer] = {}
+    read: dict[object, Buffer] = {}
     for step in (*steps.for_weights, *steps.for_images):
         of_weights, packed = step.arrays["y"].constant, _plan(step).reads_packed
         for name, value in step.arrays.items():
@@ -224,8 +218,8 @@ def _needed(steps: Steps, kept: Sequence[KeptCode]) -> tuple[list[Any], list[Buf
             if key in where:
                 needed |= {where[key], *where[key].before}
             elif buffer.kind == WEIGHT:
-                copies[key] = buffer
-    return [each for each in kept if each in needed], list(copies.values())
+                read[key] = buffer
+    return [each for each in kept if each in needed], list(read.values())
 
 
 def _key(buffer: Buffer) -> object:

@@ -405,19 +405,33 @@ def test_data_is_not_held(nets, data):
     assert sys.getrefcount(given) == before
 
 
-def test_threads_may_call_and_write_at_once(nets, data):
+def test_a_repeated_call_with_large_weights_does_without_mxnet(mx, data, monkeypatch):
+    net = mx.gluon.nn.HybridSequential()
+    net.add(ece408_op.Conv2D(8, 3), mx.gluon.nn.Dense(20_000))  # of 36 MB
+    net.initialize()
+    net.hybridize()
+    net(data()).wait_to_read()
+    calls, invoke = [], getattr(mx.base._LIB, INVOKE)
+    monkeypatch.setattr(mx.base._LIB, INVOKE, lambda *given: calls.append(1) or invoke(*given))
+    net(data()).wait_to_read()
+    assert not calls
+
+
+@pytest.mark.parametrize(("layer", "name"), [("last", "beta"), ("dense", "weight")])
+def test_threads_may_call_and_write_at_once(nets, data, layer, name):
+    """Parameters are kept in another form, or read in place."""
     net, _ = nets
     net.hybridize(static_alloc=True, static_shape=True)
     given = [data() for _ in range(3)]
     repeat(nets, data)
-    beta = net.last.beta.data()
+    parameter = getattr(getattr(net, layer), name).data()
     wrong = []
 
     def results(each):
-        """Return the values added to beta, recovered from the sums in each output."""
+        """Return the outputs with parameters of 0 and of 1."""
         found = []
         for value in (0, 1):
-            beta[:] = value
+            parameter[:] = value
             found.append(net(each).asnumpy())
         return found
 
@@ -431,7 +445,7 @@ def test_threads_may_call_and_write_at_once(nets, data):
 
     def write():
         for value in range(60):
-            beta[:] = value % 2
+            parameter[:] = value % 2
 
     threads = [threading.Thread(target=call, args=each) for each in zip(given, expected)]
     threads.append(threading.Thread(target=write))
