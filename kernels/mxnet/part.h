@@ -16,6 +16,7 @@
 #include <utility>
 #include <vector>
 
+#include "../cpu/host/pages.h"
 #include "array_handles.h"
 #include "callbacks.h"
 #include "library.h"
@@ -32,11 +33,13 @@ struct Free {
 };
 using Memory = std::unique_ptr<char, Free>;
 
-// Bytes from a cache line on; null if there is no room.
+// Bytes from a cache line on, for large arrays in huge pages; null if there is no room.
 inline Memory memory_of(int64_t bytes) {
     constexpr size_t kLine = 64;
     const size_t lines = static_cast<size_t>(bytes) / kLine + 1;
-    return Memory(static_cast<char*>(std::aligned_alloc(kLine, lines * kLine)));
+    Memory made(static_cast<char*>(std::aligned_alloc(kLine, lines * kLine)));
+    if (made) ask_for_huge_pages(made.get(), bytes);
+    return made;
 }
 
 // Memory that is lent, and kept for the next loan when it comes back.
@@ -136,7 +139,8 @@ struct ece408_program {
     }
     // Whether it reads no other weights.
     bool is_packed() const {
-        return std::all_of(kept.begin(), kept.end(), [](const auto& each) { return each->is_packed; });
+        const auto is = [](const auto& each) { return each->is_packed; };
+        return std::all_of(kept.begin(), kept.end(), is);
     }
 };
 

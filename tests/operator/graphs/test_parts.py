@@ -233,13 +233,6 @@ def _operator(mx, name, forward):
     mx.operator.register(name)(Properties)
 
 
-def _failing(mx, name):
-    def forward(x, y):
-        raise ValueError("no such numbers")
-
-    _operator(mx, name, forward)
-
-
 def test_a_call_in_flight_has_the_parameters_that_it_was_given(mx, nets, data):
     """Its data is pending when parameters are written, and then cached again."""
     is_there = threading.Event()
@@ -276,14 +269,21 @@ def test_data_that_is_written_after_a_call_is_not_read_by_it(mx, nets, data):
         np.testing.assert_allclose(found.asnumpy(), expected, rtol=1e-4, atol=1e-4)
 
 
-def test_data_that_failed_is_raised(mx, nets, data):
-    _failing(mx, "parts_test_has_no_data")
+def test_failed_data_and_writes_are_raised(mx, nets, data):
+    def forward(x, y):
+        raise ValueError("no such numbers")
+
+    _operator(mx, "parts_test_fails", forward)
     net, _ = nets
     net.hybridize()
     repeat(nets, data)
     with pytest.raises(mx.MXNetError, match="CustomOpFBFunc"):
-        net(mx.nd.Custom(data(), op_type="parts_test_has_no_data")).wait_to_read()
+        net(mx.nd.Custom(data(), op_type="parts_test_fails")).wait_to_read()
     agree(nets, data())
+    bias = net.first.bias.data()
+    mx.nd.Custom(bias * 1, op_type="parts_test_fails", out=bias)
+    with pytest.raises(mx.MXNetError, match="CustomOpFBFunc"):
+        net(data()).wait_to_read()
 
 
 def test_results_are_the_callers(mx, nets, data):
@@ -296,17 +296,6 @@ def test_results_are_the_callers(mx, nets, data):
     found[0][:] = 3
     for each, copy in zip(given, copies):
         np.testing.assert_array_equal(net(each).asnumpy(), copy)
-
-
-def test_a_failed_write_is_raised(mx, nets, data):
-    _failing(mx, "parts_test_fails")
-    net, _ = nets
-    net.hybridize()
-    repeat(nets, data)
-    bias = net.first.bias.data()
-    mx.nd.Custom(bias * 1, op_type="parts_test_fails", out=bias)
-    with pytest.raises(mx.MXNetError, match="CustomOpFBFunc"):
-        net(data()).wait_to_read()
 
 
 @pytest.mark.parametrize("flags", FLAGS)
@@ -334,11 +323,10 @@ def test_a_setting_that_changes_is_obeyed(nets, data, monkeypatch, flags):
 
 
 def test_one_call_in_each_mode_is_logged(nets, data):
-    net, _ = nets
-    net.hybridize()
+    nets[0].hybridize()
     repeat(nets, data)
     with ece408_op.op_times() as times:
-        net(data()).wait_to_read()
+        nets[0](data()).wait_to_read()
     assert [each.layer for each in times] == ["net_conv0_fwd", "net_conv1_fwd", "net_conv2_fwd"]
     assert all(each.seconds > 0 and each.backend == "cpu" for each in times)
 
@@ -411,15 +399,12 @@ def test_a_repeated_call_with_large_weights_does_without_mxnet(mx, data, monkeyp
     net.initialize()
     net.hybridize()
     net(data()).wait_to_read()
-    calls, invoke = [], getattr(mx.base._LIB, INVOKE)
-    monkeypatch.setattr(mx.base._LIB, INVOKE, lambda *given: calls.append(1) or invoke(*given))
+    monkeypatch.setattr(mx.base._LIB, INVOKE, None)
     net(data()).wait_to_read()
-    assert not calls
 
 
 @pytest.mark.parametrize(("layer", "name"), [("last", "beta"), ("dense", "weight")])
 def test_threads_may_call_and_write_at_once(nets, data, layer, name):
-    """Parameters are kept in another form, or read in place."""
     net, _ = nets
     net.hybridize(static_alloc=True, static_shape=True)
     given = [data() for _ in range(3)]
