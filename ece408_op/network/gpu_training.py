@@ -160,8 +160,7 @@ class GpuTrainingProgram:
                 stale.append((number, array))
         places = [self._offsets[id(self._inputs[number].buffer)] for number, _ in stale]
         for part in _parts([(place, array) for place, (_, array) in zip(places, stale)]):
-            copied = [(lane.host + at, array.address, array.nbytes) for at, array in part]
-            copy(copied, settings.threads())
+            _copy([(lane.host + at, array.address, array.nbytes) for at, array in part])
             for first, nbytes in _runs(part):
                 address = self._block.address + first
                 lane.bring(address - lane.device, nbytes, lane.host + first)
@@ -189,8 +188,7 @@ class GpuTrainingProgram:
         for first, nbytes in _runs(moves):
             lane.copy_out(self._block.address + first - lane.device, nbytes, lane.host + first)
         lane.wait()
-        copied = [(array.address, lane.host + at, array.nbytes) for at, array in moves]
-        copy(copied, settings.threads())
+        _copy([(array.address, lane.host + at, array.nbytes) for at, array in moves])
 
     def _compute(self, lane: Any, of: int, saved: Saved) -> list[float] | None:
         steps = self._passes[of]
@@ -220,6 +218,12 @@ class GpuTrainingProgram:
         if id(buffer) in self._residents:
             return self._residents[id(buffer)][1] + value.offset
         return self._block.address + self._offsets[id(buffer)] + value.offset
+
+
+def _copy(copies: Sequence[tuple[int, int, int]]) -> None:
+    """Copy on the host; other threads are worth their time for large copies only."""
+    is_large = sum(nbytes for *_, nbytes in copies) >= _COPIED_BYTES // 8
+    copy(copies, settings.threads() if is_large else 1)
 
 
 def _read(values: Sequence[Value], steps: Sequence[Step]) -> list[int]:

@@ -60,10 +60,17 @@ class Item(NamedTuple):
     t: int = 1
 
 
-def room(items: Sequence[Item]) -> tuple[int, int]:
-    """Return the bytes on the GPU and on the host that `Updates.run` needs."""
-    table = _CONSTANTS.itemsize + len(items) * _ARRAY.itemsize
-    return table + _SUMS_OF_CHUNK * _chunks(items), table
+class Table(NamedTuple):
+    """The updates of one step, as the kernels read them: `content`, which the host needs room for,
+    and the numbers of arrays and of chunks. The GPU needs `nbytes`."""
+
+    content: np.ndarray
+    arrays: int
+    chunks: int
+
+    @property
+    def nbytes(self) -> int:
+        return self.content.nbytes + _SUMS_OF_CHUNK * self.chunks
 
 
 class Updates:
@@ -74,7 +81,7 @@ class Updates:
     "clip_gradient", are off where they are missing, `None` or not positive.
     `states` is the number of state arrays.
 
-    All methods require the machine's lock, and the machine active. Raises `KeyError` for another
+    It and `run` require the machine's lock, and the machine active. Raises `KeyError` for another
     rule or a missing constant, and compiler errors.
     """
 
@@ -88,27 +95,33 @@ class Updates:
         self._grids = 1, 1
         self._loaded = self._load(*self._grids)
 
-    def run(self, lane: Any, items: Sequence[Item], rescale_grad: float = 1, at: int = 0) -> None:
-        """Enqueue the updates on a lane's first stream, after what computes the gradients there.
-
-        Uses `room(items)` bytes of the lane's memory from `at` on, a multiple of 16. No other work
-        that is enqueued may use them: wait for the lane before the next call. Raises `GpuFailed`.
-        """
-        chunks = _chunks(items)
+    def table(self, items: Sequence[Item], rescale_grad: float = 1) -> Table:
+        """Return these updates as a table, of gradients times `rescale_grad`."""
+        content = np.zeros(_CONSTANTS.itemsize + len(items) * _ARRAY.itemsize, np.uint8)
+        self._write(content, items, rescale_grad)
         # By this scale AdamW is told to skip a step whose gradients have overflowed.
         skips = self._rule == "adamw" and not (math.isfinite(rescale_grad) and rescale_grad)
-        if not chunks or skips:
+        chunks = sum(divide_up(item.elements, _CHUNK) for item in items)
+        return Table(content, len(items), 0 if skips else chunks)
+
+    def run(self, lane: Any, table: Table, at: int = 0) -> None:
+        """Enqueue the updates on a lane's first stream, after what computes the gradients there.
+
+        Uses `table.nbytes` of the lane's memory from `at` on, a multiple of 16. No other work that
+        is enqueued may use them: wait for the lane before the next call. Raises `GpuFailed`.
+        """
+        content, *grids = table
+        if not table.chunks:
             return
-        if self._grids != (len(items), chunks):
-            self._loaded = self._load(len(items), chunks)
-            self._grids = len(items), chunks
-        _, nbytes = room(items)
-        self._write(as_array(lane.host + at, (nbytes,), "uint8"), items, rescale_grad)
-        lane.bring(at, nbytes)
+        if self._grids != tuple(grids):
+            self._loaded = self._load(*grids)
+            self._grids = table.arrays, table.chunks
+        as_array(lane.host + at, content.shape, "uint8")[:] = content
+        lane.bring(at, content.nbytes)
         lane.brought()
         start = lane.device + at
         pointers = {"constants": start, "arrays": start + _CONSTANTS.itemsize}
-        lane.launch(self._loaded, {**pointers, "sums": start + nbytes})
+        lane.launch(self._loaded, {**pointers, "sums": start + content.nbytes})
 
     def _load(self, arrays: int, chunks: int) -> Any:
         block, names = (_THREADS, 1, 1), ("constants", "arrays", "sums")
@@ -158,7 +171,3 @@ def _states(rule: str, constants: Constants) -> int:
     if rule == "rmsprop":
         return 3 if constants["centered"] else 1
     return 2
-
-
-def _chunks(items: Sequence[Item]) -> int:
-    return sum(divide_up(item.elements, _CHUNK) for item in items)

@@ -15,7 +15,7 @@ from ..network.gpu_memory import GpuMemory
 from ..network.host_arrays import Array
 from ..network.machines.machine import GpuMachine
 from ..network.residents import Resident
-from ..network.update import Item, Updates, room
+from ..network.update import Item, Updates
 from . import array_memory, arrays_on_gpu
 from .graphs import partition
 from .native_handles import library
@@ -260,13 +260,17 @@ class Trainer(mx.gluon.Trainer):
                     optimizer._index_update_count[number],
                 )
             )
+        updates = self._rule(machine)
+        # While the GPU computes the gradients.
+        table = updates.table(items, optimizer.rescale_grad)
+        for _, held in taken:
             held.wait()
-        updates, (on_gpu, on_host) = self._rule(machine), room(items)
         with machine.lock, machine.active():
             for _, held in taken:
                 held.bring()
-            with machine.lanes(1, on_gpu, on_host, machine.budget(0)) as (lane,):
-                updates.run(lane, items, optimizer.rescale_grad)
+            sizes = table.nbytes, table.content.nbytes
+            with machine.lanes(1, *sizes, machine.budget(0)) as (lane,):
+                updates.run(lane, table)
                 lane.wait()
             for _, held in taken:
                 held.resident.is_ahead = True

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from ece408_op.network import machines
-from ece408_op.network.update import Item, Updates, room
+from ece408_op.network.update import Item, Updates
 
 pytestmark = pytest.mark.usefixtures("emulated")
 
@@ -114,8 +114,9 @@ def _distance(mx, optimizer, rule, constants, rng, steps):
             places = [memory.place(zeros, odd) for _ in range(updates.states)]
             places = memory.place(weight.asnumpy(), odd), memory.place(zeros, odd), tuple(places)
             items.append(Item(*places, size, 0, 0))
-        device, host = room(items)
-        with machine.lanes(1, AT + device, AT + host, 1 << 30) as (lane,):
+        table = updates.table(items)
+        sizes = AT + table.nbytes, AT + table.content.nbytes
+        with machine.lanes(1, *sizes, 1 << 30) as (lane,):
             for step in range(steps):
                 for i, item in enumerate(items):
                     gradient = gradients[i][step]
@@ -124,7 +125,7 @@ def _distance(mx, optimizer, rule, constants, rng, steps):
                     machine.upload(item.gradient, gradient.ctypes.data, gradient.nbytes)
                     rates = {"lr": optimizer._get_lr(i), "wd": optimizer._get_wd(i)}
                     items[i] = item._replace(**rates, t=step + 1)
-                updates.run(lane, items, optimizer.rescale_grad, AT)
+                updates.run(lane, updates.table(items, optimizer.rescale_grad), AT)
                 lane.wait()
         for item, weight, state, gradient in zip(items, weights, states, gradients):
             assert (memory.fetch(item.gradient, item.elements) == gradient[-1]).all()
@@ -158,10 +159,12 @@ def test_arrays_without_elements_and_steps_that_adamw_skips():
     with _active() as (machine, memory):
         gradient, *weights = [memory.place(ones, False) for _ in range(5)]
         items = [Item(w, gradient, (), size, 0.5, 0) for w, size in zip(weights, (0, 4099, 0, 5))]
-        with machine.lanes(1, *room(items), 1 << 30) as (lane,):
-            Updates(machine, "sgd", {"momentum": 0}).run(lane, items)
+        plain = Updates(machine, "sgd", {"momentum": 0})
+        table = plain.table(items)
+        with machine.lanes(1, table.nbytes, table.content.nbytes, 1 << 30) as (lane,):
+            plain.run(lane, table)
             lane.wait()
             skipping = Updates(machine, "adamw", constants)
             for scale in (0.0, np.inf, np.nan):
-                skipping.run(lane, items, scale)
+                skipping.run(lane, skipping.table(items, scale))
         assert [(memory.fetch(w, 4099) == 0.5).sum() for w in weights] == [0, 4099, 0, 5]

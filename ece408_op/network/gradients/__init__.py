@@ -60,7 +60,8 @@ def why_not_trained(op: str, attributes: Mapping[str, str], draws: bool) -> str 
     if op in _LOSSES:
         return "MXNet must know that it is a loss, which needs no gradient for its result"
     cut = node.read.text("pooling_convention", "valid") == "full"
-    if cut and node.read.text("pool_type", "max") == "avg":
+    whole = node.read.flag("global_pool")
+    if cut and not whole and node.read.text("pool_type", "max") == "avg":
         return "MXNet's gradient is another one than that of its averages of cut windows"
     return _why_not(node, True, draws)
 
