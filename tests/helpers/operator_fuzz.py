@@ -14,9 +14,7 @@ import json
 import os
 import random
 import sys
-import threading
 import time
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from unittest import mock
@@ -492,22 +490,18 @@ def _run_together(seed, numbers, mode, outcome):
 
 def run_beside(seed, count, jobs, mode, progress):
     """Run the first `count` cases of a seed in several processes; return the outcome."""
-    outcome, lock = Outcome(), threading.Lock()
+    outcome = Outcome()
+
+    def work(worker, part):
+        try:
+            return worker(run, seed, part, mode)
+        except programs.Died as error:
+            return Outcome([str(error)], cases=len(part))
+
     parts = [range(at, min(count, at + TOGETHER)) for at in range(0, count, TOGETHER)]
-
-    def drive(job):
-        with programs.Worker() as worker:
-            for part in parts[job::jobs]:
-                try:
-                    found = worker(run, seed, part, mode)
-                except programs.Died as error:
-                    found = Outcome([str(error)], cases=len(part))
-                with lock:
-                    outcome.add(found)
-                    progress(outcome, found.wrong)
-
-    with ThreadPoolExecutor(jobs) as threads:
-        list(threads.map(drive, range(jobs)))
+    for _, found in programs.shared_out(work, parts, jobs):
+        outcome.add(found)
+        progress(outcome, found.wrong)
     return outcome
 
 

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import multiprocessing
 import os
+import queue
 import threading
-from concurrent.futures import ProcessPoolExecutor, TimeoutError
+from collections.abc import Iterable, Iterator
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor, TimeoutError
 from concurrent.futures.process import BrokenProcessPool
 from typing import Any, Callable
 from unittest import mock
@@ -53,3 +56,22 @@ class Worker:
         except (BrokenProcessPool, TimeoutError):
             self.__exit__()
             raise Died(f"{work.__name__}{given} ends its process, or takes too long") from None
+
+
+def shared_out(
+    work: Callable[..., Any], parts: Iterable[Any], jobs: int, seconds: float | None = None
+) -> Iterator[tuple[Any, Any]]:
+    """Yield each part and work(worker, part), in order; each of several jobs has a worker."""
+    idle: queue.SimpleQueue[Worker] = queue.SimpleQueue()
+
+    def one(part: Any) -> tuple[Any, Any]:
+        worker = idle.get()
+        try:
+            return part, work(worker, part)
+        finally:
+            idle.put(worker)
+
+    with contextlib.ExitStack() as workers, ThreadPoolExecutor(jobs) as pool:
+        for _ in range(jobs):
+            idle.put(workers.enter_context(Worker(seconds)))
+        yield from pool.map(one, parts)

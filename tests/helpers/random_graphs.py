@@ -13,13 +13,12 @@ from __future__ import annotations
 import argparse
 import contextlib
 import copy
+import functools
 import os
 import sys
 import tempfile
-import threading
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Callable
@@ -47,9 +46,10 @@ STATIC_MODES = {
     "static memory": {"static_alloc": True},
     "static memory and shapes": {"static_alloc": True, "static_shape": True},
 }
+SEVERAL_OUTPUTS = "operators with several outputs"
 Shape = tuple[int, ...]
-# Takes a namespace (mx.nd, mx.sym), a convolution, arrays by number and parameters by name.
-Run = Callable[[Any, Any, dict[int, Any], dict[str, Any]], Any]
+# Takes a namespace (mx.nd, mx.sym), its convolution, and the step's inputs and parameters.
+Run = Callable[..., Any]
 
 
 @dataclass
@@ -82,14 +82,15 @@ class Program:
         return "add" if self.adds else "write"
 
     def evaluate(
-        self, F: Any, convolution: Any, data: Any, parameters: dict[str, Any], steps: Any = None
-    ) -> dict[int, Any]:
-        arrays = data if isinstance(data, dict) else {0: data}
+        self, F: Any, convolution: Any, arrays: dict[int, Any], parameters: Any, steps: Any = None
+    ) -> list[Any]:
+        """Run the steps, which add to the arrays; return the outputs that are known then."""
         for step in self.steps if steps is None else steps:
-            found = step.run(F, convolution, arrays, parameters)
-            found = found if isinstance(found, (list, tuple)) else [found]
-            arrays.update(zip(step.outputs, found))
-        return arrays
+            given = [arrays[number] for number in step.inputs]
+            given += [parameters[name] for name in step.parameters]
+            found = step.run(F, convolution(F), *given)
+            arrays.update(zip(step.outputs, found if len(step.outputs) > 1 else [found]))
+        return [arrays[number] for number in self.heads if number in arrays]
 
     def symbol(self, mx: Any, convolution: Any, groups: Sequence[str] = ()) -> Any:
         """Return the network as a Symbol, its parameters variables by name, averages auxiliary.
@@ -105,8 +106,8 @@ class Program:
                 # A parameter belongs to the first step that reads it.
                 for name in step.parameters:
                     variables.setdefault(name, mx.sym.Variable(name))
-                self.evaluate(mx.sym, convolution, arrays, variables, [step])
-        return mx.sym.Group([arrays[number] for number in self.heads])
+                heads = self.evaluate(mx.sym, convolution, arrays, variables, [step])
+        return mx.sym.Group(heads)
 
 
 class Generator:
@@ -123,41 +124,54 @@ class Generator:
     def make(self) -> Program:
         program, rng = self.program, self.rng
         batch, channels = int(rng.integers(1, 4)), int(rng.choice([1, 3, 4, 8, 16]))
-        side = int(rng.integers(5, 13))
-        program.shapes.append((batch, channels, side, int(rng.integers(5, 13))))
-        kinds = [
-            *[self._convolution] * 8,
-            *[self._normalisation] * 2,
-            *[self._activation] * 3,
-            *[self._pooling] * 2,
-            *[self._split] * 3,
-            *[self._sum] * 3,
-            *(self._product, self._concatenation, self._concatenation, self._slice),
-            *(self._statistics, self._recurrent, self._loop, self._one_dimension),
-            *(self._transposed, self._identity, self._same_name, self._zeros),
-        ]
+        program.shapes.append((batch, channels, self._up_to(5, 13), self._up_to(5, 13)))
+        counts = {
+            self._convolution: 8,
+            self._normalisation: 2,
+            self._activation: 3,
+            self._pooling: 2,
+            self._split: 3,
+            self._sum: 3,
+            self._product: 1,
+            self._concatenation: 2,
+            **dict.fromkeys((self._slice, self._statistics, self._recurrent, self._loop), 1),
+            **dict.fromkeys((self._one_dimension, self._transposed, self._identity), 1),
+            **dict.fromkeys((self._same_name, self._zeros), 1),
+        }
         # MXNet's control flow copies inputs in blocked layouts before they are computed: next to
         # its transposed convolutions it is wrong, even with its own convolution. Next to recurrent
         # layers, its gradients are sometimes NaN, and sometimes the process ends.
-        without = [[self._loop], [self._transposed, self._recurrent]][rng.integers(2)]
-        kinds = [kind for kind in kinds if kind not in without]
-        for _ in range(int(rng.integers(3, 15))):
+        for each in [[self._loop], [self._transposed, self._recurrent]][rng.integers(2)]:
+            del counts[each]
+        kinds = [kind for kind, count in counts.items() for _ in range(count)]
+        for _ in range(self._up_to(3, 15)):
             kinds[rng.integers(len(kinds))]()
         if not program.features["convolutions"]:
             self._convolution()
         self._choose_heads()
         return program
 
+    def _up_to(self, first: int, end: int) -> int:
+        return int(self.rng.integers(first, end))
+
+    def _any(self, values: Sequence[Any]) -> Any:
+        return values[int(self.rng.integers(len(values)))]
+
+    def _chance(self, probability: float) -> bool:
+        return bool(self.rng.random() < probability)
+
     # --- inputs of steps
 
-    def _pick(self) -> int:
-        """Pick an array, more likely a recent one."""
-        count = len(self.program.shapes)
-        return count - 1 - min(int(self.rng.geometric(0.5)) - 1, count - 1)
-
-    def _pick_like(self, number: int, fits: Callable[[Shape, Shape], bool]) -> list[int]:
+    def _pick(self) -> tuple[int, Shape]:
+        """Pick an array, more likely a recent one; return its number and shape."""
         shapes = self.program.shapes
-        return [i for i, s in enumerate(shapes) if i != number and fits(s, shapes[number])]
+        number = len(shapes) - 1 - min(int(self.rng.geometric(0.5)) - 1, len(shapes) - 1)
+        return number, shapes[number]
+
+    def _other(self, number: int, fits: Callable[[Shape], bool]) -> list[int]:
+        """Return another array that fits, or none."""
+        found = [i for i, s in enumerate(self.program.shapes) if i != number and fits(s)]
+        return [self._any(found)] if found else []
 
     def _parameter(self, kind: str, shape: Shape, is_average: bool = False) -> str:
         self._count += 1
@@ -171,366 +185,322 @@ class Generator:
         return self.program.names[-1]
 
     def _step(
-        self, inputs: list[int], shapes: list[Shape], parameters: list[str], run: Run, feature: str
+        self,
+        feature: str,
+        inputs: list[int],
+        shapes: list[Shape],
+        run: Run,
+        parameters: Iterable[str] = (),
     ) -> list[int]:
         program = self.program
         first = len(program.shapes)
         outputs = list(range(first, first + len(shapes)))
         program.shapes.extend(shapes)
-        program.steps.append(Step(inputs, outputs, parameters, run))
+        program.steps.append(Step(inputs, outputs, list(parameters), run))
         program.features[feature] += 1
+        if len(outputs) > 1:
+            program.features[SEVERAL_OUTPUTS] += 1
         return outputs
-
-    def _chance(self, probability: float) -> bool:
-        return bool(self.rng.random() < probability)
 
     # --- convolutions
 
     def _convolution(self, source: int | None = None) -> None:
         rng = self.rng
-        x = self._pick() if source is None else source
-        batch, channels, height, width = self.program.shapes[x]
+        x = self._pick()[0] if source is None else source
+        batch, channels, *sizes = self.program.shapes[x]
         groups = int(rng.choice([g for g in (1, 1, 2, channels) if channels % g == 0]))
-        filters = groups * int(rng.integers(1, max(2, 17 // groups)))
+        filters = groups * self._up_to(1, max(2, 17 // groups))
         kernel = tuple(int(k) for k in rng.choice([1, 1, 2, 3, 3, 5], 2))
         known = [s for n, s in self.program.parameters.items() if n[0] == "w" and len(s) == 4]
         fitting = [s for s in known if channels % s[1] == 0 and s[0] % (channels // s[1]) == 0]
         if fitting and self._chance(0.4):
-            filters, part, *kernel = fitting[int(rng.integers(len(fitting)))]
+            filters, part, *kernel = self._any(fitting)
             kernel, groups = tuple(kernel), channels // part
-        stride = tuple(int(s) for s in rng.choice([1, 1, 1, 2], 2))
-        dilate = tuple(int(d) for d in rng.choice([1, 1, 1, 2], 2))
+        stride, dilate = (tuple(int(n) for n in rng.choice([1, 1, 1, 2], 2)) for _ in range(2))
         extents = [d * (k - 1) + 1 for d, k in zip(dilate, kernel)]
-        pad = tuple(int(rng.integers(0, 3)) for _ in range(2))
-        pad = tuple(max(p, (e - s + 1) // 2) for p, e, s in zip(pad, extents, (height, width)))
-        out = [
-            (s + 2 * p - e) // st + 1 for s, p, e, st in zip((height, width), pad, extents, stride)
-        ]
+        pad = tuple(self._up_to(0, 3) for _ in range(2))
+        pad = tuple(max(p, (e - s + 1) // 2) for p, e, s in zip(pad, extents, sizes))
+        out = [(s + 2 * p - e) // st + 1 for s, p, e, st in zip(sizes, pad, extents, stride)]
         keywords = {
             "kernel": kernel, "stride": stride, "dilate": dilate, "pad": pad,
             "num_filter": filters, "num_group": groups, "no_bias": self._chance(0.5),
         }  # fmt: skip
-        weight, names = self._weight((filters, channels // groups, *kernel))
-        inputs = [x]
-        bias = None
+        takes = [self._weight((filters, channels // groups, *kernel))]
         if not keywords["no_bias"]:
-            bias, more, used = self._bias(filters)
-            names, inputs = [*names, *more], [*inputs, *used]
+            takes.append(self._bias(filters))
         name = self._name("c")
 
-        def run(F, convolution, t, p):
-            arrays = (t[x], weight(F, p), None if bias is None else bias(F, t, p))
-            return convolution(F)(*arrays, name=name, **keywords)
+        def run(F, convolution, x, *given):
+            arrays = [take(F, each) for (_, take), each in zip(takes, given)]
+            return convolution(x, *arrays, name=name, **keywords)
 
-        self._step(inputs, [(batch, filters, *out)], names, run, "convolutions")
+        names = [name for name, _ in takes]
+        self._step("convolutions", [x], [(batch, filters, *out)], run, names)
 
-    def _weight(self, shape: Shape) -> tuple[Callable, list[str]]:
+    def _weight(self, shape: Shape) -> tuple[str, Callable]:
         """Draw a weight: a new one, another layer's, or a computed one."""
         features, parameters = self.program.features, self.program.parameters
         shared = [n for n, s in parameters.items() if n.startswith("w") and s == shape]
         if shared and self._chance(0.6):
             features["shared weights"] += 1
-            name = shared[int(self.rng.integers(len(shared)))]
-            return (lambda F, p: p[name]), [name]
+            return self._any(shared), _itself
         kind = self.rng.random()
         if kind < 0.1:
             features["weights that are output k of an operator"] += 1
-            name = self._parameter("w", (shape[0] * 3, *shape[1:]))
-            k = int(self.rng.integers(3))
-            return (lambda F, p: F.SliceChannel(p[name], num_outputs=3, axis=0)[k]), [name]
+            return self._part("w", shape, 3)
         if kind < 0.2:
             features["weights that are computed"] += 1
-            name = self._parameter("w", shape)
-            return (lambda F, p: p[name] * 0.5), [name]
-        name = self._parameter("w", shape)
-        return (lambda F, p: p[name]), [name]
+        return self._parameter("w", shape), (lambda F, w: w * 0.5) if kind < 0.2 else _itself
 
-    def _bias(self, filters: int) -> tuple[Callable, list[str], list[int]]:
+    def _bias(self, filters: int) -> tuple[str, Callable]:
         if self._chance(0.15):
             self.program.features["biases that are output k of an operator"] += 1
-            name = self._parameter("b", (2 * filters,))
-            k = int(self.rng.integers(2))
-            return (lambda F, t, p: F.SliceChannel(p[name], num_outputs=2, axis=0)[k]), [name], []
-        name = self._parameter("b", (filters,))
-        return (lambda F, t, p: p[name]), [name], []
+            return self._part("b", (filters,), 2)
+        return self._parameter("b", (filters,)), _itself
+
+    def _part(self, kind: str, shape: Shape, count: int) -> tuple[str, Callable]:
+        """Draw a parameter, and one of `count` outputs of an operator on it."""
+        name = self._parameter(kind, (shape[0] * count, *shape[1:]))
+        k = self._up_to(0, count)
+        return name, lambda F, given: F.SliceChannel(given, num_outputs=count, axis=0)[k]
 
     def _transposed(self) -> None:
         """Add MXNet's own operator whose results are in blocked layout."""
-        x = self._pick()
-        batch, channels, height, width = self.program.shapes[x]
+        x, (batch, channels, height, width) = self._pick()
         filters = int(self.rng.choice([8, 16]))
         w = self._parameter("d", (channels, filters, 2, 2))
 
-        def run(F, convolution, t, p):
-            return F.Deconvolution(t[x], p[w], kernel=(2, 2), num_filter=filters, no_bias=True)
+        def run(F, convolution, x, w):
+            return F.Deconvolution(x, w, kernel=(2, 2), num_filter=filters, no_bias=True)
 
         shape = (batch, filters, height + 1, width + 1)
-        self._step([x], [shape], [w], run, "transposed convolutions of MXNet's")
+        self._step("transposed convolutions of MXNet's", [x], [shape], run, [w])
 
     def _one_dimension(self) -> None:
-        x = self._pick()
-        batch, channels, height, width = self.program.shapes[x]
-        filters = int(self.rng.integers(1, 9))
+        x, (batch, channels, height, width) = self._pick()
+        filters = self._up_to(1, 9)
         w = self._parameter("w", (filters, channels, 3))
         name = self._name("l")
 
-        def run(F, convolution, t, p):
-            line = F.reshape(t[x], shape=(0, 0, -1))
+        def run(F, convolution, x, w):
             keywords = {"kernel": (3,), "pad": (1,), "num_filter": filters, "no_bias": True}
-            y = convolution(F)(line, p[w], name=name, **keywords)
+            y = convolution(F.reshape(x, shape=(0, 0, -1)), w, name=name, **keywords)
             return F.reshape(y, shape=(0, 0, height, width))
 
-        self._step([x], [(batch, filters, height, width)], [w], run, "one-dimensional convolutions")
+        shape = (batch, filters, height, width)
+        self._step("one-dimensional convolutions", [x], [shape], run, [w])
 
     # --- operators with several outputs
 
     def _split(self) -> None:
-        x = self._pick()
-        shape = self.program.shapes[x]
+        x, shape = self._pick()
         axis = int(self.rng.choice([a for a in (1, 1, 2, 3) if shape[a] > 1] or [0]))
         counts = [n for n in (2, 3, 4) if shape[axis] % n == 0]
         if not counts:
             return
         count = int(self.rng.choice(counts))
-        part = tuple(size // count if i == axis else size for i, size in enumerate(shape))
 
-        def run(F, convolution, t, p):
-            found = F.SliceChannel(t[x], num_outputs=count, axis=axis)
+        def run(F, convolution, x):
+            found = F.SliceChannel(x, num_outputs=count, axis=axis)
             return [found[k] for k in range(count)]
 
-        outputs = self._step([x], [part] * count, [], run, "operators with several outputs")
+        part = _with(shape, axis, shape[axis] // count)
+        outputs = self._step(SEVERAL_OUTPUTS, [x], [part] * count, run)
         if self._chance(0.7):
-            self._convolution(outputs[int(self.rng.integers(1, count))])
-
-    def _statistics(self) -> None:
-        """Add a normalisation whose averages are outputs, too."""
-        x = self._pick_to_normalise()
-        shape = self.program.shapes[x]
-        names, run = self._normal(x, shape[1], statistics=True)
-        self._step([x], [shape, shape], names, run, "normalisation with its averages")
-        self.program.features["operators with several outputs"] += 1
+            self._convolution(outputs[self._up_to(1, count)])
 
     def _recurrent(self) -> None:
-        x = self._pick()
-        batch, channels, height, width = self.program.shapes[x]
-        size = int(self.rng.integers(1, 4))
+        x, (batch, channels, height, width) = self._pick()
+        size = self._up_to(1, 4)
         count = size * channels + size * size + 2 * size
-        w, state = self._parameter("r", (count,)), self._parameter("s", (1, batch, size))
+        names = [self._parameter("r", (count,)), self._parameter("s", (1, batch, size))]
+        options = {"num_layers": 1, "mode": "rnn_tanh", "state_outputs": True}
 
-        def run(F, convolution, t, p):
-            steps = F.transpose(F.reshape(t[x], shape=(0, 0, -1)), axes=(2, 0, 1))
-            found = F.RNN(
-                steps, p[w], p[state], state_size=size, num_layers=1, mode="rnn_tanh",
-                state_outputs=True,
-            )  # fmt: skip
+        def run(F, convolution, x, w, state):
+            steps = F.transpose(F.reshape(x, shape=(0, 0, -1)), axes=(2, 0, 1))
+            found = F.RNN(steps, w, state, state_size=size, **options)
             back = F.reshape(F.transpose(found[0], axes=(1, 2, 0)), shape=(0, 0, height, width))
             return [back, F.reshape(F.transpose(found[1], axes=(1, 2, 0)), shape=(0, 0, 1, 1))]
 
         shapes = [(batch, size, height, width), (batch, size, 1, 1)]
-        outputs = self._step([x], shapes, [w, state], run, "recurrent layers with their state")
-        self.program.features["operators with several outputs"] += 1
+        outputs = self._step("recurrent layers with their state", [x], shapes, run, names)
         self._convolution(outputs[1])
 
-    # --- control flow
-
     def _loop(self) -> None:
-        x = self._pick()
-        batch, channels, height, width = self.program.shapes[x]
+        x, shape = self._pick()
+        _, channels, height, width = shape
         w = self._parameter("w", (channels, channels, 3, 3))
         inside, name = self._chance(0.7), self._name("c")
         keywords = {"kernel": (3, 3), "pad": (1, 1), "num_filter": channels, "no_bias": True}
 
-        def run(F, convolution, t, p):
+        def run(F, convolution, x, w):
             def body(step, states):
                 y = F.reshape(step, shape=(1, channels, height, width)) + states[0]
                 if inside:
-                    y = convolution(F)(y, p[w], name=name, **keywords)
+                    y = convolution(y, w, name=name, **keywords)
                 return F.reshape(y, shape=(channels, height, width)), [F.tanh(y)]
 
-            state = F.slice_axis(t[x], axis=0, begin=0, end=1)
-            found, states = F.contrib.foreach(body, t[x], [state])
+            state = F.slice_axis(x, axis=0, begin=0, end=1)
+            found, states = F.contrib.foreach(body, x, [state])
             if not inside:
-                found = convolution(F)(found, p[w], name=name, **keywords)
+                found = convolution(found, w, name=name, **keywords)
             return [F.reshape(found, shape=(-1, channels, height, width)), states[0]]
 
-        shapes = [(batch, channels, height, width), (1, channels, height, width)]
-        self._step([x], shapes, [w], run, "control flow")
-        if inside:
-            self.program.features["convolutions inside control flow"] += 1
-        self.program.features["operators with several outputs"] += 1
+        self._step("control flow", [x], [shape, (1, channels, height, width)], run, [w])
+        self.program.features["convolutions inside control flow"] += inside
+
+    def _normalisation(self, statistics: bool = False) -> None:
+        """Add one of several values per channel: a variance of few magnifies roundings. With
+        `statistics` its averages are outputs, too."""
+        x, shape = self._pick()
+        if shape[0] * shape[2] * shape[3] < 16:
+            x, shape = 0, self.program.shapes[0]
+        names = [self._parameter(kind, shape[1:2]) for kind in ("gamma", "beta")]
+        names += [self._parameter(kind, shape[1:2], True) for kind in ("mean", "var")]
+        fix, epsilon = self._chance(0.5), float(self.rng.choice([1e-3, 1e-5]))
+        options = {"fix_gamma": fix, "eps": epsilon, "name": self._name("n")}
+
+        def run(F, convolution, x, *given):
+            found = F.BatchNorm(x, *given, output_mean_var=statistics, **options)
+            if not statistics:
+                return found
+            spread = F.broadcast_add(x, F.reshape(found[1], shape=(1, -1, 1, 1)))
+            return [found[0], F.broadcast_mul(spread, F.reshape(found[2], shape=(1, -1, 1, 1)))]
+
+        feature = "normalisation" + " with its averages" * statistics
+        self._step(feature, [x], [shape] * (1 + statistics), run, names)
+
+    def _statistics(self) -> None:
+        self._normalisation(statistics=True)
 
     # --- the rest
 
-    def _normal(self, x: int, channels: int, statistics: bool) -> tuple[list[str], Run]:
-        names = [self._parameter(kind, (channels,)) for kind in ("gamma", "beta")]
-        names += [self._parameter(kind, (channels,), True) for kind in ("mean", "var")]
-        gamma, beta, mean, variance = names
-        fix, epsilon = self._chance(0.5), float(self.rng.choice([1e-3, 1e-5]))
-        label = self._name("n")
-
-        def run(F, convolution, t, p):
-            given = (t[x], p[gamma], p[beta], p[mean], p[variance])
-            found = F.BatchNorm(
-                *given, fix_gamma=fix, eps=epsilon, output_mean_var=statistics, name=label
-            )
-            if not statistics:
-                return found
-            spread = F.broadcast_add(t[x], F.reshape(found[1], shape=(1, -1, 1, 1)))
-            return [found[0], F.broadcast_mul(spread, F.reshape(found[2], shape=(1, -1, 1, 1)))]
-
-        return names, run
-
-    def _pick_to_normalise(self) -> int:
-        """Pick an array with several values per channel; a variance of few magnifies roundings."""
-        x = self._pick()
-        batch, _, height, width = self.program.shapes[x]
-        return x if batch * height * width >= 16 else 0
-
-    def _normalisation(self) -> None:
-        x = self._pick_to_normalise()
-        shape = self.program.shapes[x]
-        names, run = self._normal(x, shape[1], statistics=False)
-        self._step([x], [shape], names, run, "normalisation")
-
     def _activation(self) -> None:
-        x, kind = self._pick(), int(self.rng.integers(4))
+        x, shape = self._pick()
+        kind = self._any(["clip", "sigmoid", "relu", "relu"])
 
-        def run(F, convolution, t, p):
-            if kind == 0:
-                return F.clip(t[x], -0.5, 1.0)
-            if kind == 1:
-                return F.Activation(t[x], act_type="sigmoid")
-            return F.Activation(t[x], act_type="relu")
+        def run(F, convolution, x):
+            return F.clip(x, -0.5, 1.0) if kind == "clip" else F.Activation(x, act_type=kind)
 
-        self._step([x], [self.program.shapes[x]], [], run, "activations")
+        self._step("activations", [x], [shape], run)
 
     def _pooling(self) -> None:
-        x = self._pick()
-        batch, channels, height, width = self.program.shapes[x]
+        x, shape = self._pick()
         whole = self._chance(0.2)
-        kernel = tuple(int(self.rng.integers(1, min(4, s + 1))) for s in (height, width))
-        stride = tuple(int(self.rng.integers(1, 3)) for _ in range(2))
-        kind = ["max", "avg"][int(self.rng.integers(2))]
-        out = [(s - k) // t + 1 for s, k, t in zip((height, width), kernel, stride)]
+        kernel = tuple(self._up_to(1, min(4, size + 1)) for size in shape[2:])
+        stride = tuple(self._up_to(1, 3) for _ in range(2))
+        kind = self._any(["max", "avg"])
+        out = [(s - k) // t + 1 for s, k, t in zip(shape[2:], kernel, stride)]
+        window: dict[str, Any] = {"kernel": kernel, "stride": stride}
+        if whole:
+            out, window = [1, 1], {"kernel": (1, 1), "global_pool": True}
 
-        def run(F, convolution, t, p):
-            if whole:
-                return F.Pooling(t[x], global_pool=True, pool_type=kind, kernel=(1, 1))
-            return F.Pooling(t[x], kernel=kernel, stride=stride, pool_type=kind)
+        def run(F, convolution, x):
+            return F.Pooling(x, pool_type=kind, **window)
 
-        shape = (batch, channels, *((1, 1) if whole else out))
-        self._step([x], [shape], [], run, "pooling")
+        self._step("pooling", [x], [(*shape[:2], *out)], run)
 
-    def _binary(self, operators: list[str], feature: str) -> None:
-        x = self._pick()
-        others = self._pick_like(x, lambda a, b: a == b)
-        if not others:
-            return
-        y = others[int(self.rng.integers(len(others)))]
-        operator = operators[int(self.rng.integers(len(operators)))]
-        self._step(
-            [x, y],
-            [self.program.shapes[x]],
-            [],
-            lambda F, convolution, t, p: getattr(F, operator)(t[x], t[y]),
-            feature,
-        )
+    def _binary(self, feature: str, *operators: str) -> None:
+        x, shape = self._pick()
+        others = self._other(x, lambda other: other == shape)
+        if others:
+            operator = self._any(operators)
+            run: Run = lambda F, convolution, x, y: getattr(F, operator)(x, y)  # noqa: E731
+            self._step(feature, [x, *others], [shape], run)
 
     def _sum(self) -> None:
-        self._binary(["elemwise_add", "elemwise_add", "broadcast_add"], "sums")
+        self._binary("sums", "elemwise_add", "elemwise_add", "broadcast_add")
 
     def _product(self) -> None:
-        self._binary(["elemwise_mul", "broadcast_mul"], "products")
+        self._binary("products", "elemwise_mul", "broadcast_mul")
 
     def _concatenation(self) -> None:
-        x = self._pick()
-        others = self._pick_like(x, lambda a, b: (a[0], *a[2:]) == (b[0], *b[2:]))
-        if not others:
-            return
-        y = others[int(self.rng.integers(len(others)))]
-        batch, channels, height, width = self.program.shapes[x]
-        shape = (batch, channels + self.program.shapes[y][1], height, width)
-        run: Run = lambda F, convolution, t, p: F.Concat(t[x], t[y], dim=1)  # noqa: E731
-        self._step([x, y], [shape], [], run, "concatenations")
+        x, shape = self._pick()
+        for y in self._other(x, lambda other: _with(other, 1, shape[1]) == shape):
+            whole = _with(shape, 1, shape[1] + self.program.shapes[y][1])
+            run: Run = lambda F, convolution, x, y: F.Concat(x, y, dim=1)  # noqa: E731
+            self._step("concatenations", [x, y], [whole], run)
 
     def _slice(self) -> None:
-        x = self._pick()
-        shape = self.program.shapes[x]
-        axis = int(self.rng.integers(1, 4))
-        begin = int(self.rng.integers(shape[axis]))
-        end = int(self.rng.integers(begin + 1, shape[axis] + 1))
-        part = tuple(end - begin if i == axis else size for i, size in enumerate(shape))
-        run: Run = lambda F, convolution, t, p: F.slice_axis(  # noqa: E731
-            t[x], axis=axis, begin=begin, end=end
-        )
-        self._step([x], [part], [], run, "slices")
+        x, shape = self._pick()
+        axis = self._up_to(1, 4)
+        begin = self._up_to(0, shape[axis])
+        end = self._up_to(begin + 1, shape[axis] + 1)
+
+        def run(F, convolution, x):
+            return F.slice_axis(x, axis=axis, begin=begin, end=end)
+
+        self._step("slices", [x], [_with(shape, axis, end - begin)], run)
 
     def _identity(self) -> None:
-        x = self._pick()
-        infinity = float("inf")
-        kind = int(self.rng.integers(3))
-
-        def run(F, convolution, t, p):
-            # Two of them look like guards.
-            if kind == 0:
-                return F.clip(t[x], -infinity, infinity)
-            return F.reshape(t[x], shape=(-2,)) if kind == 1 else F.identity(t[x])
-
-        self._step([x], [self.program.shapes[x]], [], run, "identities")
+        """Add one of three, two of which look like guards."""
+        x, shape = self._pick()
+        run = self._any(
+            [
+                lambda F, convolution, x: F.clip(x, -np.inf, np.inf),
+                lambda F, convolution, x: F.reshape(x, shape=(-2,)),
+                lambda F, convolution, x: F.identity(x),
+            ]
+        )
+        self._step("identities", [x], [shape], run)
 
     def _same_name(self) -> None:
         """Add a node of another kind with the name of an earlier one, or of one that we might
         add."""
-        x = self._pick()
+        x, shape = self._pick()
         if not self.program.names:
             return
-        name = self.program.names[int(self.rng.integers(len(self.program.names)))]
-        name += ["", "_conv", "_plain", "_data"][int(self.rng.integers(4))]
-        run: Run = lambda F, convolution, t, p: F.Activation(  # noqa: E731
-            t[x], act_type="relu", name=name
-        )
-        self._step([x], [self.program.shapes[x]], [], run, "names that clash")
+        name = self._any(self.program.names) + self._any(["", "_conv", "_plain", "_data"])
+
+        def run(F, convolution, x):
+            return F.Activation(x, act_type="relu", name=name)
+
+        self._step("names that clash", [x], [shape], run)
 
     def _zeros(self) -> None:
         """Return zeros whose batch is inferred, through a convolution, from the array it is added
         to."""
-        x = self._pick()
-        batch, channels, height, width = self.program.shapes[x]
+        x, shape = self._pick()
+        channels = shape[1]
         w = self._parameter("w", (channels, channels, 3, 3))
+        keywords = {"kernel": (3, 3), "pad": (1, 1), "num_filter": channels, "no_bias": True}
         name, program = self._name("c"), self.program
 
-        def run(F, convolution, t, p):
-            rows = 0 if "symbol" in F.__name__ else batch
-            state = F.zeros(shape=(rows, channels, height, width), dtype=program.dtype)
-            y = convolution(F)(
-                state, p[w], kernel=(3, 3), pad=(1, 1), num_filter=channels, no_bias=True, name=name
-            )
-            return t[x] + y
+        def run(F, convolution, x, w):
+            rows = 0 if "symbol" in F.__name__ else shape[0]
+            state = F.zeros(shape=(rows, *shape[1:]), dtype=program.dtype)
+            return x + convolution(state, w, name=name, **keywords)
 
-        self._step([x], [(batch, channels, height, width)], [w], run, "shapes known from outputs")
+        self._step("shapes known from outputs", [x], [shape], run, [w])
 
     def _choose_heads(self) -> None:
-        program, rng = self.program, self.rng
+        program = self.program
         last = len(program.shapes) - 1
         used = {number for step in program.steps for number in step.inputs}
         ends = [n for n in range(1, last + 1) if n not in used]
-        more = [int(rng.integers(1, last + 1)) for _ in range(int(rng.integers(0, 3)))]
+        more = [self._up_to(1, last + 1) for _ in range(self._up_to(0, 3))]
         program.heads = list(dict.fromkeys([*ends, *more]))
-        if len(program.heads) > 1:
-            program.features["several heads"] += 1
+        program.features["several heads"] += len(program.heads) > 1
+
+
+def _itself(F: Any, given: Any) -> Any:
+    return given
+
+
+def _with(shape: Shape, axis: int, size: int) -> Shape:
+    """Return the shape with another size of an axis."""
+    return (*shape[:axis], size, *shape[axis + 1 :])
 
 
 # --- running a program
 
 
 class Values:
-    """Data, parameters and gradients of the outputs for a program, in NumPy."""
+    """Data, parameters, averages and gradients of the outputs for a program, in NumPy."""
 
     def __init__(self, program: Program) -> None:
-        rng = program.rng
-
         def random(shape: Shape, scale: float = 1.0) -> np.ndarray:
-            return (rng.standard_normal(shape) * scale).astype(program.dtype)
+            return (program.rng.standard_normal(shape) * scale).astype(program.dtype)
 
         self.data = [random(program.shapes[0]) for _ in range(2)]
         self.parameters = {
@@ -543,28 +513,30 @@ class Values:
         }
         self.heads = [random(program.shapes[head]) for head in program.heads]
 
+    def _with(self, function: Callable[[np.ndarray], np.ndarray], *names: str) -> Values:
+        """Return the values with a function of the arrays of these names."""
+        other = copy.copy(self)
+        for name in names:
+            arrays = getattr(self, name)
+            if isinstance(arrays, dict):
+                setattr(other, name, {key: function(x) for key, x in arrays.items()})
+            else:
+                setattr(other, name, [function(x) for x in arrays])
+        return other
+
     def as_type(self, dtype: str) -> Values:
         """Return the same values in another dtype."""
-        other = copy.copy(self)
-        other.data = [x.astype(dtype) for x in self.data]
-        other.heads = [x.astype(dtype) for x in self.heads]
-        other.parameters = {name: value.astype(dtype) for name, value in self.parameters.items()}
-        other.averages = {name: value.astype(dtype) for name, value in self.averages.items()}
-        return other
+        return self._with(lambda x: x.astype(dtype), *vars(self))
 
     def nearby(self, seed: int) -> Values:
         """Return values that differ in their last bits."""
         rng = np.random.default_rng(seed)
 
         def near(x: np.ndarray) -> np.ndarray:
-            return (x * (1 + 4 * np.finfo(x.dtype).eps * rng.choice([-1, 1], x.shape))).astype(
-                x.dtype
-            )
+            moved = x * (1 + 4 * np.finfo(x.dtype).eps * rng.choice([-1, 1], x.shape))
+            return moved.astype(x.dtype)
 
-        other = copy.copy(self)
-        other.data = [near(x) for x in self.data]
-        other.parameters = {name: near(value) for name, value in self.parameters.items()}
-        return other
+        return self._with(near, "data", "parameters")
 
 
 @dataclass
@@ -611,8 +583,12 @@ def _rounded(seed: int) -> Any:
     return rounded
 
 
+def _array(mx: Any, value: np.ndarray) -> Any:
+    return mx.nd.array(value, dtype=value.dtype)
+
+
 def _arrays(mx: Any, values: dict[str, np.ndarray]) -> dict[str, Any]:
-    return {name: mx.nd.array(value, dtype=value.dtype) for name, value in values.items()}
+    return {name: _array(mx, value) for name, value in values.items()}
 
 
 def _numpy(mx: Any, arrays: dict[str, Any]) -> dict[str, np.ndarray]:
@@ -621,24 +597,33 @@ def _numpy(mx: Any, arrays: dict[str, Any]) -> dict[str, np.ndarray]:
     return {name: array.asnumpy() for name, array in arrays.items()}
 
 
-def imperative(
-    mx: Any, program: Program, values: Values, convolution: Any, request: str = "write"
-) -> Results:
-    def run(data: Any) -> list[Any]:
-        arrays = program.evaluate(mx.nd, convolution, data, {**parameters, **averages})
-        return [arrays[number] for number in program.heads]
+def _outputs(block: Any, *given: Any) -> list[Any]:
+    found = block(*given)
+    return list(found) if isinstance(found, (list, tuple)) else [found]
 
-    parameters, averages = _arrays(mx, values.parameters), _arrays(mx, values.averages)
-    inference = [[y.asnumpy() for y in run(mx.nd.array(x, dtype=x.dtype))] for x in values.data]
-    data = mx.nd.array(values.data[0], dtype=program.dtype)
-    inputs = {"data": data, **parameters}
-    for array in inputs.values():
-        array.attach_grad(request)
+
+def _trained(mx: Any, program: Program, values: Values, run: Callable, data: Any) -> list[Any]:
+    """Do one training step, or two whose gradients are added; return the outputs."""
     for _ in range(1 + program.adds):
         with mx.autograd.record():
             heads = run(data)
-        mx.autograd.backward(heads, [mx.nd.array(g, dtype=g.dtype) for g in values.heads])
-    outputs = [y.asnumpy() for y in heads]
+        mx.autograd.backward(heads, [_array(mx, g) for g in values.heads])
+    return [y.asnumpy() for y in heads]
+
+
+def imperative(
+    mx: Any, program: Program, values: Values, convolution: Any, request: str = "write"
+) -> Results:
+    parameters, averages = _arrays(mx, values.parameters), _arrays(mx, values.averages)
+
+    def run(data: Any) -> list[Any]:
+        return program.evaluate(mx.nd, convolution, {0: data}, {**parameters, **averages})
+
+    inference = [[y.asnumpy() for y in run(_array(mx, x))] for x in values.data]
+    inputs = {"data": _array(mx, values.data[0]), **parameters}
+    for array in inputs.values():
+        array.attach_grad(request)
+    outputs = _trained(mx, program, values, run, inputs["data"])
     gradients = _numpy(mx, {name: array.grad for name, array in inputs.items()})
     if program.adds and request == "write":
         gradients = {name: 2 * array for name, array in gradients.items()}
@@ -657,75 +642,64 @@ def executors(
         auxiliary = {name: auxiliary[name] for name in symbol.list_auxiliary_states()}
         if simple:
             types = {name: np.dtype(program.dtype).type for name in arrays}
-            shapes = {"data": values.data[0].shape}
             # Other shapes are inferred, except those of recurrent layers and computed weights.
-            shapes.update((n, a.shape) for n, a in arrays.items() if n[0] in "rswb")
+            shapes = {n: a.shape for n, a in arrays.items() if n == "data" or n[0] in "rswb"}
             executor = symbol.simple_bind(
                 mx.cpu(), grad_req=grad_req, type_dict=types, **shapes, **options
             )
             executor.copy_params_from(arrays, auxiliary)
-            gradients = executor.grad_dict
-        else:
-            gradients = {name: mx.nd.zeros_like(a) for name, a in arrays.items()}
-            given = None if grad_req == "null" else gradients
-            executor = symbol.bind(mx.cpu(), arrays, given, grad_req, auxiliary, **options)
-        return executor, gradients
+            return executor, executor.grad_dict
+        gradients = {name: mx.nd.zeros_like(a) for name, a in arrays.items()}
+        given = None if grad_req == "null" else gradients
+        return symbol.bind(mx.cpu(), arrays, given, grad_req, auxiliary, **options), gradients
 
     executor, _ = bind("null")
     inference = []
     for x in values.data:
-        outputs = executor.forward(is_train=False, data=mx.nd.array(x, dtype=x.dtype))
+        outputs = executor.forward(is_train=False, data=_array(mx, x))
         inference.append([y.asnumpy() for y in outputs])
     executor, gradients = bind(program.request)
     for gradient in gradients.values():
         gradient[:] = 0
     for _ in range(1 + program.adds):
         outputs = [y.asnumpy() for y in executor.forward(is_train=True)]
-        executor.backward([mx.nd.array(g, dtype=g.dtype) for g in values.heads])
+        executor.backward([_array(mx, g) for g in values.heads])
     return Results(inference, outputs, _numpy(mx, gradients), _numpy(mx, executor.aux_dict))
 
 
 def make_block(mx: Any, program: Program, convolution: Any, depth: int) -> Any:
-    """Return the program as nested blocks of a few steps each."""
+    """Return the program as nested blocks of a few steps each, and their parameters by name."""
+    size = -(-len(program.steps) // (depth + 1))
+    shared: dict[str, Any] = {}
 
     class Part(mx.gluon.HybridBlock):
         """Some steps, and a child with the rest."""
 
         def __init__(self, first: int) -> None:
             super().__init__(prefix="")
-            cut = len(program.steps) if first >= depth else None
-            size = -(-len(program.steps) // (depth + 1))
-            self._first = first * size
-            self._steps = program.steps[first * size : cut or (first + 1) * size]
-            self._taken = sorted({n for step in program.steps[first * size :] for n in step.inputs})
-            made = {n for step in program.steps[first * size :] for n in step.outputs}
-            passed = {n for n in (*self._taken, *program.heads) if n not in made}
-            self.taken = sorted(passed) if first else [0]
-            names = {name for step in self._steps for name in step.parameters}
-            for name in sorted(names):
-                shape = {**program.parameters, **program.averages}[name]
-                request = "null" if name in program.averages else program.request
-                parameter = _shared_parameter(self, name, shape, {"grad_req": request})
-                setattr(self, name, parameter)
-            self._names = names
-            if cut is None:
+            left = program.steps[first * size :]
+            self._steps = left if first >= depth else left[:size]
+            made = {n for step in left for n in step.outputs}
+            read = {n for step in left for n in step.inputs}.union(program.heads)
+            self.taken = sorted(read - made) if first else [0]
+            for name in sorted({name for step in self._steps for name in step.parameters}):
+                if name not in shared:
+                    shape = {**program.parameters, **program.averages}[name]
+                    request = "null" if name in program.averages else program.request
+                    options = {"grad_req": request, "allow_deferred_init": True}
+                    shared[name] = self.params.get(
+                        name, shape=shape, dtype=program.dtype, **options
+                    )
+                setattr(self, name, shared[name])
+            if first < depth:
                 self.child = Part(first + 1)
 
         def hybrid_forward(self, F, *arrays, **parameters):
             known = dict(zip(self.taken, arrays))
-            program.evaluate(F, convolution, known, parameters, self._steps)
-            if len(self._children):
-                return self.child(*(known[number] for number in self.child.taken))
-            return [known[number] for number in program.heads]
-
-    shared: dict[str, Any] = {}
-
-    def _shared_parameter(block: Any, name: str, shape: Shape, options: dict[str, str]) -> Any:
-        if name not in shared:
-            shared[name] = block.params.get(
-                name, shape=shape, dtype=program.dtype, allow_deferred_init=True, **options
-            )
-        return shared[name]
+            heads = program.evaluate(F, convolution, known, parameters, self._steps)
+            if not len(self._children):
+                return heads
+            return self.child(*(known[number] for number in self.child.taken))
 
     block = Part(0)
     block.initialize()
@@ -743,28 +717,20 @@ def blocks(
     def fill() -> None:
         for name, value in {**values.parameters, **values.averages}.items():
             if name in shared:
-                shared[name].set_data(mx.nd.array(value, dtype=value.dtype))
+                shared[name].set_data(_array(mx, value))
 
     fill()
     block.hybridize(**static)
-
-    def run(data: Any) -> list[Any]:
-        found = block(data)
-        return list(found) if isinstance(found, (list, tuple)) else [found]
-
+    run = functools.partial(_outputs, block)
     inference = []
     for x in values.data:
         # Repeated calls take other code paths.
         for _ in range(_CALLS):
-            found = run(mx.nd.array(x, dtype=x.dtype))
+            found = run(_array(mx, x))
         inference.append([y.asnumpy() for y in found])
-    data = mx.nd.array(values.data[0], dtype=program.dtype)
+    data = _array(mx, values.data[0])
     data.attach_grad(program.request)
-    for _ in range(1 + program.adds):
-        with mx.autograd.record():
-            heads = run(data)
-        mx.autograd.backward(heads, [mx.nd.array(g, dtype=g.dtype) for g in values.heads])
-    outputs = [y.asnumpy() for y in heads]
+    outputs = _trained(mx, program, values, run, data)
     with_gradients = [name for name in values.parameters if name in shared]
     gradients = {"data": data.grad, **{name: shared[name].grad() for name in with_gradients}}
     averages = {name: shared[name].data() for name in values.averages if name in shared}
@@ -775,18 +741,13 @@ def blocks(
 
 def exported(mx: Any, program: Program, values: Values, block: Any) -> list[list[np.ndarray]]:
     """Return the outputs of the block after it is saved and loaded."""
-    block(mx.nd.array(values.data[0], dtype=program.dtype))
+    block(_array(mx, values.data[0]))
     with tempfile.TemporaryDirectory() as folder:
         block.export(str(Path(folder) / "net"))
         again = mx.gluon.SymbolBlock.imports(
             str(Path(folder) / "net-symbol.json"), ["data"], str(Path(folder) / "net-0000.params")
         )
-    found = []
-    for x in values.data:
-        heads = again(mx.nd.array(x, dtype=x.dtype))
-        heads = heads if isinstance(heads, (list, tuple)) else [heads]
-        found.append([y.asnumpy() for y in heads])
-    return found
+    return [[y.asnumpy() for y in _outputs(again, _array(mx, x))] for x in values.data]
 
 
 # --- comparing
@@ -933,26 +894,13 @@ def run(
     """Check `count` networks from seed `first` on; return errors, and the networks' features."""
     wrong: list[str] = []
     coverage: Counter = Counter()
-    lock = threading.Lock()
-
-    def note(seed: int, lines: list[str], features: dict[str, int]) -> None:
-        with lock:
-            wrong.extend(f"graph {seed}: {line}" for line in lines)
-            coverage.update(features)
-            coverage["graphs"] += 1
-            if progress is not None and (lines or coverage["graphs"] % 100 == 0):
-                progress(
-                    "".join(f"graph {seed}: {line}\n" for line in lines)
-                    + f"{coverage['graphs']} of {count}, {len(wrong)} wrong"
-                )
-
-    def drive(job: int) -> None:
-        with programs.Worker(MOST_SECONDS) as worker:
-            for seed in range(first + count * job // jobs, first + count * (job + 1) // jobs):
-                note(seed, *_beside_native(worker, seed))
-
-    with ThreadPoolExecutor(jobs) as threads:
-        list(threads.map(drive, range(jobs)))
+    seeds = range(first, first + count)
+    for seed, found in programs.shared_out(_beside_native, seeds, jobs, MOST_SECONDS):
+        lines = [f"graph {seed}: {line}" for line in found[0]]
+        wrong += lines
+        coverage.update(found[1], graphs=1)
+        if progress is not None and (lines or coverage["graphs"] % 100 == 0):
+            progress("\n".join([*lines, f"{coverage['graphs']} of {count}, {len(wrong)} wrong"]))
     return wrong, coverage
 
 
