@@ -57,7 +57,7 @@ def in_kept(kept_with_data):
         yield
 
 
-def test_final_runs_the_whole_network(run_here, in_kept):
+def test_final_runs_the_whole_network(run_here, emulated, in_kept):
     """In parts of a batch; a requested kernel computes convolutions alone."""
     result = run_here("final", "3", "--emulate", "--batch-size", "2", "--term", "2018sp")
     emulated = r"Op Time: \d+\.\d{6} \(emulated\)\n"

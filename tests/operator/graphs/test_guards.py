@@ -11,7 +11,8 @@ import ece408_op
 from ece408_op.operator.graphs import graph_json, guards
 
 CHANNELS = 16
-CALLS = 300
+# Without guards at least 29 of the calls and 23 of the steps were wrong in each of twelve runs.
+CALLS, STEPS, CALLS_AFTER_NATIVE_USE = 100, 40, 300
 ATTRIBUTES_OF_A_GRAPH = {"kernel": (3, 3), "num_filter": 4, "pad": (1, 1)}
 ATTRIBUTES = {"kernel": (1, 1), "num_filter": CHANNELS, "no_bias": True}
 
@@ -67,8 +68,7 @@ def make_net(mx, monkeypatch):
 
 
 def _wrong_forwards(mx, rng, ours, native):
-    """Count the wrong ones of `CALLS` forward passes, with new weights every fourth time."""
-    wrong = 0
+    """Tell of each forward pass whether it is wrong, with new weights every fourth time."""
     for call in range(CALLS):
         if call % 4 == 0:
             # Between these, a native convolution has used the weights before.
@@ -77,25 +77,37 @@ def _wrong_forwards(mx, rng, ours, native):
             ours.set_weights(weights)
             native.set_weights(weights)
         x = _whole_numbers(mx, rng, 2, CHANNELS, 9, 9)
-        wrong += not np.array_equal(ours(x).asnumpy(), native(x).asnumpy())
-    return wrong
+        yield not np.array_equal(ours(x).asnumpy(), native(x).asnumpy())
 
 
-def _goes_wrong(count_wrong, make_unguarded):
-    """Tell whether the unguarded operator fails; freed memory is not reused in every run."""
-    return any(count_wrong(make_unguarded()) for _ in range(20))
+def _wrong_gradients(mx, rng, ours, native):
+    """Tell of each training step whether a gradient of any weight or of the input is wrong."""
+    for _ in range(STEPS):
+        weights = {f"w{i}": _whole_numbers(mx, rng, CHANNELS, CHANNELS, 1, 1) for i in range(3)}
+        pixels = _whole_numbers(mx, rng, 2, CHANNELS, 9, 9)
+        gradients = []
+        for net in (ours, native):
+            net.set_weights(weights)
+            x = pixels.copy()
+            x.attach_grad()
+            with mx.autograd.record():
+                y = net(x)
+            y.backward()
+            arrays = [x.grad, *(getattr(net, name).grad() for name in weights)]
+            gradients.append([each.asnumpy() for each in arrays])
+        yield not all(np.array_equal(a, b) for a, b in zip(*gradients))
 
 
+@pytest.mark.parametrize("wrong", [_wrong_forwards, _wrong_gradients])
 @pytest.mark.parametrize("mode", ["imperative", "hybridized", "static"])
-def test_no_wrong_result_beside_native_convolutions(
-    mx, rng, make_net, mode, without_compiled_operator
+def test_nothing_is_wrong_beside_native_convolutions(
+    mx, rng, make_net, mode, wrong, without_compiled_operator
 ):
     native = make_net(_native, "imperative")
-    assert _wrong_forwards(mx, rng, make_net(_guarded, mode), native) == 0
+    assert not any(wrong(mx, rng, make_net(_guarded, mode), native))
+    # Freed memory is not reused in every run.
     if mode != "static":
-        assert _goes_wrong(
-            lambda net: _wrong_forwards(mx, rng, net, native), lambda: make_net(_unguarded, mode)
-        )
+        assert any(any(wrong(mx, rng, make_net(_unguarded, mode), native)) for _ in range(20))
 
 
 def test_a_graph_with_guards_has_them_at_any_depth(mx):
@@ -123,62 +135,25 @@ def test_a_graph_with_guards_has_them_at_any_depth(mx):
 @pytest.mark.parametrize("mode", ["hybridized", "static"])
 def test_the_compiled_operator_needs_no_guards(mx, rng, make_net, mode):
     native = make_net(_native, "imperative")
-    assert _wrong_forwards(mx, rng, make_net(_unguarded, mode), native) == 0
-    assert _wrong_gradients(mx, rng, make_net(_unguarded, mode), native) == 0
+    assert not any(_wrong_forwards(mx, rng, make_net(_unguarded, mode), native))
+    assert not any(_wrong_gradients(mx, rng, make_net(_unguarded, mode), native))
 
 
 def test_calls_that_are_recorded_need_no_guards(mx, rng, make_net):
     native = make_net(_native, "imperative")
-    assert _wrong_gradients(mx, rng, make_net(_guarded, "imperative"), native) == 0
+    assert not any(_wrong_gradients(mx, rng, make_net(_guarded, "imperative"), native))
 
 
 def _wrong_after_native_use(mx, rng, convolution):
-    """Count the wrong ones of `CALLS` results on weights that a native convolution has just
+    """Tell of each result whether it is wrong, on weights that a native convolution has just
     used."""
-    wrong = 0
-    for _ in range(CALLS):
+    for _ in range(CALLS_AFTER_NATIVE_USE):
         x = _whole_numbers(mx, rng, 2, CHANNELS, 9, 9)
         w = _whole_numbers(mx, rng, CHANNELS, CHANNELS, 1, 1)
         expected = _native(mx.nd, x, w).asnumpy()
-        wrong += not np.array_equal(convolution(mx.nd, x, w).asnumpy(), expected)
-    return wrong
+        yield not np.array_equal(convolution(mx.nd, x, w).asnumpy(), expected)
 
 
 def test_weights_that_a_native_convolution_used_before(mx, rng, without_compiled_operator):
-    assert _wrong_after_native_use(mx, rng, _guarded) == 0
-    assert _goes_wrong(
-        lambda convolution: _wrong_after_native_use(mx, rng, convolution), lambda: _unguarded
-    )
-
-
-def _wrong_gradients(mx, rng, ours, native):
-    """Count the training steps of 100 with a wrong gradient of any weight or of the input."""
-    wrong = 0
-    for _ in range(100):
-        weights = {f"w{i}": _whole_numbers(mx, rng, CHANNELS, CHANNELS, 1, 1) for i in range(3)}
-        pixels = _whole_numbers(mx, rng, 2, CHANNELS, 9, 9)
-        gradients = []
-        for net in (ours, native):
-            net.set_weights(weights)
-            x = pixels.copy()
-            x.attach_grad()
-            with mx.autograd.record():
-                y = net(x)
-            y.backward()
-            gradients.append(
-                [x.grad.asnumpy(), *[getattr(net, name).grad().asnumpy() for name in weights]]
-            )
-        wrong += not all(np.array_equal(a, b) for a, b in zip(*gradients))
-    return wrong
-
-
-@pytest.mark.parametrize("mode", ["imperative", "hybridized", "static"])
-def test_no_wrong_gradient_beside_native_convolutions(
-    mx, rng, make_net, mode, without_compiled_operator
-):
-    native = make_net(_native, "imperative")
-    assert _wrong_gradients(mx, rng, make_net(_guarded, mode), native) == 0
-    if mode != "static":
-        assert _goes_wrong(
-            lambda net: _wrong_gradients(mx, rng, net, native), lambda: make_net(_unguarded, mode)
-        )
+    assert not any(_wrong_after_native_use(mx, rng, _guarded))
+    assert any(any(_wrong_after_native_use(mx, rng, _unguarded)) for _ in range(20))
