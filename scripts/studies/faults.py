@@ -23,7 +23,7 @@ from ece408_op.lab import sanitizer
 LIMIT = 20
 # compute-sanitizer's exit code for findings.
 _FOUND = 9
-_PROGRAM = re.compile(r"^(?:PROGRAM|CONVOLUTION|RUN|RUN_LAYER|TILES)\((\w+)\b", re.M)
+_PROGRAM = re.compile(r"^(?:PROGRAM|CONVOLUTION|TILES|KERNEL(?:_\w+)?)\((\w+)\b", re.M)
 _MARK = re.compile(r"// (\w+): (.+?)(?= // |$)")
 
 

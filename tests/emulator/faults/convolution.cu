@@ -34,39 +34,36 @@ struct Layer {
     }
 };
 
-#define RUN_LAYER(name, ...) RUN_ON(Layer, name, __VA_ARGS__)
-#define CONVOLUTION(name) RUN_LAYER(name, dim3(B, M), dim3(OW, OH), a.y, a.x, a.f)
+#define KERNEL_OF_LAYER(name, ...) KERNEL_AFTER(name, Layer a, __VA_ARGS__)
+#define LAYER (float* y, const float* x, const float* f)
+#define CONVOLUTION(name) KERNEL_OF_LAYER(name, LAYER, dim3(B, M), dim3(OW, OH), a.y, a.x, a.f)
 
 // --- Off by one, in each index.
 
-__global__ void takes_the_next_image(float* y, const float* x, const float* f) {
+CONVOLUTION(takes_the_next_image) {
     OWN;
     float sum = 0;
     EACH_TAP sum += X(b + 1, c, h + p, w + q) * F(m, c, p, q);  // takes_the_next_image: reads out of bounds
     Y(b, m, h, w) = sum;
 }
-CONVOLUTION(takes_the_next_image)
 
 // --- Strides and guards.
 
-__global__ void takes_its_height_for_the_width(float* y, const float* x, const float* f) {
+CONVOLUTION(takes_its_height_for_the_width) {
     OWN;
     y[((b * M + m) * OH + h) * OH + w] = X(b, 0, h, w);  // takes_its_height_for_the_width: race between threads of a block
 }
-CONVOLUTION(takes_its_height_for_the_width)
 
-__global__ void takes_channels_for_filters(float* y, const float* x, const float* f) {
+CONVOLUTION(takes_channels_for_filters) {
     OWN;
     y[((b * C + m) * OH + h) * OW + w] = X(b, 0, h, w);  // takes_channels_for_filters: race between blocks
 }
-CONVOLUTION(takes_channels_for_filters)
 
-__global__ void guards_the_wrong_dimension(float* y, const float* x, const float* f) {
+KERNEL_OF_LAYER(guards_the_wrong_dimension, LAYER, dim3(B, M), dim3(16, 16), a.y, a.x, a.f) {
     OWN;
     if (h < OW && w < OH)
         Y(b, m, h, w) = X(b, 0, h, w);  // guards_the_wrong_dimension: writes out of bounds
 }
-RUN_LAYER(guards_the_wrong_dimension, dim3(B, M), dim3(16, 16), a.y, a.x, a.f)
 
 // --- Launches that omit elements, which stay uninitialised.
 
@@ -103,16 +100,12 @@ enum { TILE = 8, SIDE = TILE + K - 1 };
     const int w0 = blockIdx.x * TILE, h0 = blockIdx.y * TILE, h = h0 + ty, w = w0 + tx
 #define IN(c, h, w) ((h) < H && (w) < W ? X(b, c, h, w) : 0.0f)
 #define GRID dim3((OW + TILE - 1) / TILE, (OH + TILE - 1) / TILE, B)
-#define TILES(name, bytes) \
-    PROGRAM(name) {        \
-        Layer a;           \
-        name<<<GRID, dim3(TILE, TILE), bytes>>>(a.y, a.x, a.f); \
-    }
+#define TILES(name) KERNEL_OF_LAYER(name, LAYER, GRID, dim3(TILE, TILE), a.y, a.x, a.f)
 #define FILL(to, c)                                 \
     for (int i = ty; i < SIDE; i += TILE)           \
         for (int j = tx; j < SIDE; j += TILE) (to)[i * SIDE + j] = IN(c, h0 + i, w0 + j)
 
-__global__ void leaves_the_corner_out(float* y, const float* x, const float* f) {
+TILES(leaves_the_corner_out) {
     __shared__ float tile[SIDE * SIDE];
     TILED;
     tile[ty * SIDE + tx] = IN(0, h, w);
@@ -125,9 +118,8 @@ __global__ void leaves_the_corner_out(float* y, const float* x, const float* f) 
             sum += tile[(ty + p) * SIDE + tx + q];  // leaves_the_corner_out: reads memory that was never written
     if (h < OH && w < OW) Y(b, 0, h, w) = sum;
 }
-TILES(leaves_the_corner_out, 0)
 
-__global__ void uses_its_tile_at_once(float* y, const float* x, const float* f) {
+TILES(uses_its_tile_at_once) {
     __shared__ float tile[SIDE * SIDE];
     TILED;
     FILL(tile, 0);  // uses_its_tile_at_once: race between threads of a block
@@ -136,11 +128,10 @@ __global__ void uses_its_tile_at_once(float* y, const float* x, const float* f) 
         sum += tile[(ty + p) * SIDE + tx + p];  // uses_its_tile_at_once: race between threads of a block // uses_its_tile_at_once: reads memory that was never written
     if (h < OH && w < OW) Y(b, 0, h, w) = sum;
 }
-TILES(uses_its_tile_at_once, 0)
 
 // --- Two tiles in turns.
 
-__global__ void right_double_buffer(float* y, const float* x, const float* f) {
+TILES(right_double_buffer) {
     __shared__ float tiles[2][SIDE * SIDE];
     TILED;
     float sum = 0;
@@ -152,9 +143,8 @@ __global__ void right_double_buffer(float* y, const float* x, const float* f) {
     }
     if (h < OH && w < OW) Y(b, 0, h, w) = sum;
 }
-TILES(right_double_buffer, 0)
 
-__global__ void fills_the_tile_that_it_reads(float* y, const float* x, const float* f) {
+TILES(fills_the_tile_that_it_reads) {
     __shared__ float tiles[2][SIDE * SIDE];
     TILED;
     float sum = 0;
@@ -167,7 +157,6 @@ __global__ void fills_the_tile_that_it_reads(float* y, const float* x, const flo
     }
     if (h < OH && w < OW) Y(b, 0, h, w) = sum;
 }
-TILES(fills_the_tile_that_it_reads, 0)
 
 // --- Unrolled inputs in a workspace.
 
@@ -207,27 +196,24 @@ PROGRAM(unrolls_into_one_channel_s_room) { unrolled(K * K * OH * OW, C, false, f
 PROGRAM(unrolls_into_freed_memory) { unrolled(COLUMNS, C, true, false); }
 
 // Blocks of all images use the workspace of one.
-__global__ void shares_a_workspace(float* y, const float* x, float* room) {
+KERNEL_OF_LAYER(shares_a_workspace, (float* y, const float* x, float* room), B, OW, a.y, a.x, a.f) {
     room[threadIdx.x] = X(blockIdx.x, 0, 0, threadIdx.x);  // shares_a_workspace: race between blocks
     __syncthreads();
     y[blockIdx.x * OW + threadIdx.x] = room[OW - 1 - threadIdx.x];  // shares_a_workspace: race between blocks
 }
-RUN_LAYER(shares_a_workspace, B, OW, a.y, a.x, a.f)
 
 // --- Filters in constant memory.
 
 __constant__ float filters[M * C * K * K];
 __constant__ float biases[M];
 
-__global__ void takes_a_filter_beyond_constants(float* y, const float* x, int m) {
+KERNEL_OF_LAYER(takes_a_filter_beyond_constants, (float* y, const float* x, int m), 1, 32, a.y, a.x, M) {
     const float* const own = filters + m * C * K * K;
     float sum = 0;
     for (int i = 0; i < C * K * K; ++i) sum += own[i] * x[threadIdx.x];  // takes_a_filter_beyond_constants: reads out of bounds
     y[threadIdx.x] = sum;
 }
-RUN_LAYER(takes_a_filter_beyond_constants, 1, 32, a.y, a.x, M)
 
 __device__ float taken(const float* from, int i) { return from[i]; }  // takes_a_bias_too_many: reads out of bounds
 
-__global__ void takes_a_bias_too_many(float* y) { y[threadIdx.x] = taken(biases, threadIdx.x); }
-RUN_LAYER(takes_a_bias_too_many, 1, M + 1, a.y)
+KERNEL_OF_LAYER(takes_a_bias_too_many, (float* y), 1, M + 1, a.y) { y[threadIdx.x] = taken(biases, threadIdx.x); }

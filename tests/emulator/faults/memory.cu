@@ -1,18 +1,16 @@
 // Uninitialised or freed memory.
 #include "program.cuh"
 
-__global__ void adds_to_what_is_there(float* y, const float* x) {
+KERNEL(adds_to_what_is_there, (float* y, const float* x), 1, 32, a.y, a.x) {
     y[threadIdx.x] += x[threadIdx.x];  // adds_to_what_is_there: reads memory that was never written
 }
-RUN(adds_to_what_is_there, 1, 32, a.y, a.x)
 
-__global__ void fills_a_part_of_its_tile(float* y, const float* x, int n) {
+KERNEL(fills_a_part_of_its_tile, (float* y, const float* x, int n), 1, 64, a.y, a.x, 60) {
     __shared__ float tile[64];
     if (threadIdx.x < n) tile[threadIdx.x] = x[threadIdx.x];
     __syncthreads();
     y[threadIdx.x] = tile[63 - threadIdx.x];  // fills_a_part_of_its_tile: reads memory that was never written
 }
-RUN(fills_a_part_of_its_tile, 1, 64, a.y, a.x, 60)
 
 __global__ void copy(float* y, const float* x, int n) {
     for (int i = threadIdx.x; i < n; i += blockDim.x)
@@ -59,10 +57,9 @@ PROGRAM(counts_without_a_start) {
     cudaFree(counter);
 }
 
-__global__ void asserts(const float* x) {
+KERNEL(asserts, (const float* x), 1, 32, a.x) {
     assert(x[threadIdx.x] > 0);  // asserts: stopped
 }
-RUN(asserts, 1, 32, a.x)
 
 PROGRAM(right_copy) {
     Arrays a;
@@ -79,19 +76,17 @@ PROGRAM(writes_every_other_element) {
     sums_pairs<<<1, 16>>>(b.y, a.y);
 }
 
-__global__ void traps(const float* x) {
+KERNEL(traps, (const float* x), 1, 32, a.x) {
     if (x[threadIdx.x] == 0) __trap();  // traps: stopped
 }
-RUN(traps, 1, 32, a.x)
 
 // One block's tile is not initialised for the next block.
-__global__ void loads_in_the_first_block_only(float* y, const float* x) {
+KERNEL(loads_in_the_first_block_only, (float* y, const float* x), 4, 32, a.y, a.x) {
     __shared__ float tile[32];
     if (!blockIdx.x) tile[threadIdx.x] = x[threadIdx.x];
     __syncthreads();
     y[blockIdx.x * 32 + threadIdx.x] = tile[31 - threadIdx.x];  // loads_in_the_first_block_only: reads memory that was never written
 }
-RUN(loads_in_the_first_block_only, 4, 32, a.y, a.x)
 
 __global__ void takes_a_struct(float* y, const float4* x) {
     const float4 four = x[threadIdx.x];  // takes_a_struct: reads memory that was never written
@@ -144,7 +139,7 @@ PROGRAM(right_allocates) {
     for (int i = 0; i < 20; ++i) allocates<<<8, 64>>>(a.y, 5);
 }
 
-__global__ void sums_what_it_allocates(float* y, int n) {
+KERNEL(sums_what_it_allocates, (float* y, int n), 1, 32, a.y, 64) {
     float* const own = (float*)malloc(n * sizeof(float));
     float sum = 0;
     for (int i = 0; i < n; ++i) own[i] = i;
@@ -152,15 +147,13 @@ __global__ void sums_what_it_allocates(float* y, int n) {
     free(own);
     y[threadIdx.x] = sum;
 }
-RUN(sums_what_it_allocates, 1, 32, a.y, 64)
 
-__global__ void reads_what_it_deleted(float* y, int n) {
+KERNEL(reads_what_it_deleted, (float* y, int n), 1, 1, a.y, 64) {
     float* const own = new float[n];
     for (int i = 0; i < n; ++i) own[i] = i;
     delete[] own;
     y[threadIdx.x] = own[n / 2];  // reads_what_it_deleted: reads freed memory
 }
-RUN(reads_what_it_deleted, 1, 1, a.y, 64)
 
 // A variable by its address.
 __device__ float settings[4];

@@ -44,13 +44,17 @@ struct Program {
     static Program program_##name(#name, run_##name);   \
     static void run_##name()
 
-// A launch of the kernel of this name, on the pointers of arrays `a`.
-#define RUN_ON(arrays, name, grid, block, ...) \
-    PROGRAM(name) {                            \
-        arrays a;                              \
-        name<<<grid, block>>>(__VA_ARGS__);    \
-    }
-#define RUN(name, ...) RUN_ON(Arrays, name, __VA_ARGS__)
+// KERNEL_AFTER(name, set-up, (parameters), grid, block, arguments...) { ... }: a kernel, and the program
+// of this name, which launches it.
+#define KERNEL_AFTER(name, set_up, parameters, grid, block, ...) \
+    __global__ void name parameters;                             \
+    PROGRAM(name) {                                              \
+        set_up;                                                  \
+        name<<<grid, block>>>(__VA_ARGS__);                      \
+    }                                                            \
+    __global__ void name parameters
+// The same on the pointers of arrays `a`.
+#define KERNEL(name, ...) KERNEL_AFTER(name, Arrays a, __VA_ARGS__)
 
 // cudaError_t of the program of this name, or -1 if there is none.
 extern "C" int run(const char* name) {

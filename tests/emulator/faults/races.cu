@@ -4,18 +4,13 @@
 
 #include "program.cuh"
 
-__global__ void lacks_a_barrier(float* y, const float* x) {
+KERNEL_AFTER(lacks_a_barrier, Arrays a; cudaMemset(a.y, 0, 1024), (float* y, const float* x), 1, 64, a.y, a.x) {
     __shared__ float tile[64];
     tile[threadIdx.x] = x[threadIdx.x];  // lacks_a_barrier: race between threads of a block
     y[threadIdx.x] = tile[63 - threadIdx.x];  // lacks_a_barrier: race between threads of a block
 }
-PROGRAM(lacks_a_barrier) {
-    Arrays a;
-    cudaMemset(a.y, 0, 1024);
-    lacks_a_barrier<<<1, 64>>>(a.y, a.x);
-}
 
-__global__ void lacks_the_second_barrier(float* y, const float* x, int n) {
+KERNEL(lacks_the_second_barrier, (float* y, const float* x, int n), 1, 64, a.y, a.x, a.COUNT) {
     __shared__ float tile[64];
     float sum = 0;
     for (int i = 0; i < n; i += 64) {
@@ -26,26 +21,22 @@ __global__ void lacks_the_second_barrier(float* y, const float* x, int n) {
     }
     y[threadIdx.x] = sum;
 }
-RUN(lacks_the_second_barrier, 1, 64, a.y, a.x, a.COUNT)
 
-__global__ void sums_without_atomics(float* sum, const float* x) {
+KERNEL(sums_without_atomics, (float* sum, const float* x), 1, 64, a.x, a.x + 1) {
     *sum += x[threadIdx.x];  // sums_without_atomics: race between threads of a block
 }
-RUN(sums_without_atomics, 1, 64, a.x, a.x + 1)
 
-__global__ void sums_of_blocks(float* sum, const float* x) {
+KERNEL(sums_of_blocks, (float* sum, const float* x), 8, 32, a.x, a.x + 1) {
     if (!threadIdx.x) *sum += x[blockIdx.x];  // sums_of_blocks: race between blocks
 }
-RUN(sums_of_blocks, 8, 32, a.x, a.x + 1)
 
-__global__ void reads_what_blocks_write(float* x) {
+KERNEL(reads_what_blocks_write, (float* x), 4, 32, a.x) {
     const int i = blockIdx.x * 32 + threadIdx.x;
     const float next = x[(i + 32) % 128];  // reads_what_blocks_write: race between blocks
     x[i] = next;  // reads_what_blocks_write: race between blocks
 }
-RUN(reads_what_blocks_write, 4, 32, a.x)
 
-__global__ void relies_on_its_warp(float* y, const float* x) {
+KERNEL(relies_on_its_warp, (float* y, const float* x), 1, 32, a.y, a.x) {
     __shared__ float tile[32];
     tile[threadIdx.x] = x[threadIdx.x];  // relies_on_its_warp: race between threads of a block
     for (int by = 16; by; by /= 2)
@@ -53,23 +44,20 @@ __global__ void relies_on_its_warp(float* y, const float* x) {
             tile[threadIdx.x] += tile[threadIdx.x + by];  // relies_on_its_warp: race between threads of a block
     if (!threadIdx.x) y[0] = tile[0];  // relies_on_its_warp: race between threads of a block
 }
-RUN(relies_on_its_warp, 1, 32, a.y, a.x)
 
-__global__ void waits_for_another_warp_only(float* y, const float* x) {
+KERNEL(waits_for_another_warp_only, (float* y, const float* x), 1, 64, a.y, a.x) {
     __shared__ float tile[64];
     tile[threadIdx.x] = x[threadIdx.x];  // waits_for_another_warp_only: race between threads of a block
     __syncwarp();
     y[threadIdx.x] = tile[63 - threadIdx.x];  // waits_for_another_warp_only: race between threads of a block
 }
-RUN(waits_for_another_warp_only, 1, 64, a.y, a.x)
 
-__global__ void mixes_atomics(int* counter) {
+KERNEL(mixes_atomics, (int* counter), 1, 64, (int*)a.x) {
     atomicAdd(counter, 1);  // mixes_atomics: race between threads of a block
     if (!threadIdx.x) *counter = 0;  // mixes_atomics: race between threads of a block
 }
-RUN(mixes_atomics, 1, 64, (int*)a.x)
 
-__global__ void right_warps(float* y, const float* x) {
+KERNEL(right_warps, (float* y, const float* x), 1, 64, a.y, a.x) {
     __shared__ float tile[64];
     float* const own = tile + threadIdx.x / 32 * 32;
     const int lane = threadIdx.x % 32;
@@ -81,10 +69,9 @@ __global__ void right_warps(float* y, const float* x) {
     __syncwarp();
     y[threadIdx.x] = own[lane ^ 1];
 }
-RUN(right_warps, 1, 64, a.y, a.x)
 
 // The last block sums the results of all: CUDA C++ Programming Guide, "Memory Fence Functions".
-__global__ void right_last_block(float* parts, unsigned* done, float* y) {
+KERNEL(right_last_block, (float* parts, unsigned* done, float* y), 16, 32, a.y, (unsigned*)a.x, a.x + 1) {
     __shared__ bool is_last;
     if (!threadIdx.x) {
         parts[blockIdx.x] = 1;
@@ -97,18 +84,16 @@ __global__ void right_last_block(float* parts, unsigned* done, float* y) {
     for (int i = 0; i < gridDim.x; ++i) sum += parts[i];
     *y = sum;
 }
-RUN(right_last_block, 16, 32, a.y, (unsigned*)a.x, a.x + 1)
 
-__global__ void reads_the_sum_too_soon(float* y, const float* x) {
+KERNEL(reads_the_sum_too_soon, (float* y, const float* x), 1, 64, a.y, a.x) {
     __shared__ float sum;
     if (!threadIdx.x) sum = 0;
     __syncthreads();
     atomicAdd(&sum, x[threadIdx.x]);  // reads_the_sum_too_soon: race between threads of a block
     y[threadIdx.x] = sum;  // reads_the_sum_too_soon: race between threads of a block
 }
-RUN(reads_the_sum_too_soon, 1, 64, a.y, a.x)
 
-__global__ void trusts_volatile(float* y, const float* x) {
+KERNEL(trusts_volatile, (float* y, const float* x), 1, 64, a.y, a.x) {
     __shared__ float tile[64];
     volatile float* const own = tile;
     own[threadIdx.x] = x[threadIdx.x];
@@ -118,26 +103,20 @@ __global__ void trusts_volatile(float* y, const float* x) {
         own[threadIdx.x] += own[threadIdx.x + by];  // trusts_volatile: race between threads of a block
     if (!threadIdx.x) y[0] = own[0];
 }
-RUN(trusts_volatile, 1, 64, a.y, a.x)
 
-__global__ void clears_what_others_add_to(float* y, const float* x) {
+KERNEL_AFTER(clears_what_others_add_to, Arrays a; cudaMemset(a.y, 0, 128), (float* y, const float* x),
+             4, 32, a.y, a.x) {
     if (!blockIdx.x) y[threadIdx.x] = 0;  // clears_what_others_add_to: race between blocks
     __syncthreads();
     atomicAdd(y + threadIdx.x, x[threadIdx.x]);  // clears_what_others_add_to: race between blocks
 }
-PROGRAM(clears_what_others_add_to) {
-    Arrays a;
-    cudaMemset(a.y, 0, 128);
-    clears_what_others_add_to<<<4, 32>>>(a.y, a.x);
-}
 
-__global__ void right_one_thread_writes(float* y, const float* x) {
+KERNEL(right_one_thread_writes, (float* y, const float* x), 1, 64, a.x + 64, a.x) {
     __shared__ float first;
     if (threadIdx.x == 63) first = x[0];
     __syncthreads();
     if (first >= 0) y[threadIdx.x] = first;
 }
-RUN(right_one_thread_writes, 1, 64, a.x + 64, a.x)
 
 // More launches than the emulator distinguishes at a time.
 __global__ void adds_one(float* x) { x[blockIdx.x * 32 + threadIdx.x] += 1; }
@@ -150,7 +129,7 @@ PROGRAM(right_many_launches) {
 }
 
 // A warp's tile that is refilled, with only the warp's synchronisation between.
-__global__ void right_tile_of_a_warp(float* y, const float* x, int n) {
+KERNEL(right_tile_of_a_warp, (float* y, const float* x, int n), 1, 64, a.y, a.x, a.COUNT) {
     __shared__ float tile[2][32];
     float* const own = tile[threadIdx.x / 32];
     float sum = 0;
@@ -162,9 +141,8 @@ __global__ void right_tile_of_a_warp(float* y, const float* x, int n) {
     }
     y[threadIdx.x] = sum;
 }
-RUN(right_tile_of_a_warp, 1, 64, a.y, a.x, a.COUNT)
 
-__global__ void right_tiles_of_groups(float* y, const float* x, int n) {
+KERNEL(right_tiles_of_groups, (float* y, const float* x, int n), 1, 64, a.y, a.x, 4) {
     __shared__ float tiles[64];
     const auto group = cooperative_groups::tiled_partition<8>(cooperative_groups::this_thread_block());
     float* const own = tiles + group.meta_group_rank() * 8;
@@ -178,9 +156,8 @@ __global__ void right_tiles_of_groups(float* y, const float* x, int n) {
     }
     y[threadIdx.x] = sum;
 }
-RUN(right_tiles_of_groups, 1, 64, a.y, a.x, 4)
 
-__global__ void waits_for_its_group_only(float* y, const float* x) {
+KERNEL(waits_for_its_group_only, (float* y, const float* x), 1, 32, a.y, a.x) {
     __shared__ float tile[32];
     const auto group = cooperative_groups::tiled_partition<8>(cooperative_groups::this_thread_block());
     for (int i = 0; i < 2; ++i) {
@@ -193,7 +170,6 @@ __global__ void waits_for_its_group_only(float* y, const float* x) {
         y[threadIdx.x] = sum;
     }
 }
-RUN(waits_for_its_group_only, 1, 32, a.y, a.x)
 
 __device__ void lock(int* held) {
     while (atomicCAS(held, 0, 1)) {}
@@ -203,24 +179,22 @@ __device__ void unlock(int* held) {
     __threadfence();
     atomicExch(held, 0);
 }
-__global__ void right_mutex(int* held, float* sum) {
+KERNEL(right_mutex, (int* held, float* sum), 16, 64, (int*)a.x, a.x + 1) {
     if (threadIdx.x % 32) return;
     lock(held);
     *sum = *sum + 1;
     unlock(held);
 }
-RUN(right_mutex, 16, 64, (int*)a.x, a.x + 1)
 
-__global__ void looks_after_it_has_unlocked(int* held, float* sum, float* y) {
+KERNEL(looks_after_it_has_unlocked, (int* held, float* sum, float* y), 1, 64, (int*)a.x, a.x + 1, a.y) {
     if (threadIdx.x % 32) return;
     lock(held);
     *sum = *sum + 1;  // looks_after_it_has_unlocked: race between threads of a block
     unlock(held);
     y[threadIdx.x / 32] = *sum;  // looks_after_it_has_unlocked: race between threads of a block
 }
-RUN(looks_after_it_has_unlocked, 1, 64, (int*)a.x, a.x + 1, a.y)
 
-__global__ void right_bytes(unsigned char* y) {
+KERNEL(right_bytes, (unsigned char* y), 1, 64, (unsigned char*)a.y) {
     __shared__ unsigned char bytes[64];
     __shared__ bool odd[64];
     bytes[threadIdx.x] = threadIdx.x;
@@ -228,25 +202,19 @@ __global__ void right_bytes(unsigned char* y) {
     __syncthreads();
     y[threadIdx.x] = bytes[63 - threadIdx.x] + odd[threadIdx.x ^ 1];
 }
-RUN(right_bytes, 1, 64, (unsigned char*)a.y)
 
-__global__ void reads_bytes_too_early(unsigned char* y) {
+KERNEL_AFTER(reads_bytes_too_early, Arrays a; cudaMemset(a.y, 0, 64), (unsigned char* y),
+             1, 64, (unsigned char*)a.y) {
     __shared__ unsigned char bytes[64];
     bytes[threadIdx.x] = threadIdx.x;  // reads_bytes_too_early: race between threads of a block
     y[threadIdx.x] = bytes[63 - threadIdx.x];  // reads_bytes_too_early: race between threads of a block
 }
-PROGRAM(reads_bytes_too_early) {
-    Arrays a;
-    cudaMemset(a.y, 0, 64);
-    reads_bytes_too_early<<<1, 64>>>((unsigned char*)a.y);
-}
 
-__global__ void sums_halves_of_blocks(half* sum) {
+KERNEL(sums_halves_of_blocks, (half* sum), 8, 32, (half*)a.x) {
     if (!threadIdx.x) *sum = __hadd(*sum, __float2half(1));  // sums_halves_of_blocks: race between blocks
 }
-RUN(sums_halves_of_blocks, 8, 32, (half*)a.x)
 
-__global__ void right_flag(float* y, const float* x) {
+KERNEL(right_flag, (float* y, const float* x), 1, 64, a.y, a.x) {
     __shared__ int any;
     if (!threadIdx.x) any = 0;
     __syncthreads();
@@ -255,9 +223,8 @@ __global__ void right_flag(float* y, const float* x) {
     __syncthreads();
     y[threadIdx.x] = any;
 }
-RUN(right_flag, 1, 64, a.y, a.x)
 
-__global__ void clears_a_flag_that_others_set(float* y, const float* x) {
+KERNEL(clears_a_flag_that_others_set, (float* y, const float* x), 1, 64, a.y, a.x) {
     __shared__ int any;
     if (!threadIdx.x) any = 0;  // clears_a_flag_that_others_set: race between threads of a block
     for (int i = threadIdx.x; i < 256; i += 64)
@@ -265,19 +232,17 @@ __global__ void clears_a_flag_that_others_set(float* y, const float* x) {
     __syncthreads();
     y[threadIdx.x] = any;
 }
-RUN(clears_a_flag_that_others_set, 1, 64, a.y, a.x)
 
 // CUDA C++ Programming Guide, "Atomic Functions": any operation by atomicCAS.
-__global__ void right_compare_and_swap(int* largest) {
+KERNEL(right_compare_and_swap, (int* largest), 4, 64, (int*)a.x) {
     int old = *largest, assumed;
     do {
         assumed = old;
         old = atomicCAS(largest, assumed, max(assumed, int(threadIdx.x)));
     } while (assumed != old);
 }
-RUN(right_compare_and_swap, 4, 64, (int*)a.x)
 
-__global__ void right_copies_ahead(float* y, const float* x) {
+KERNEL(right_copies_ahead, (float* y, const float* x), 1, 64, a.y, a.x) {
     __shared__ float tiles[2][64];
     const auto fetch = [&](int i) {
         __pipeline_memcpy_async(&tiles[i % 2][threadIdx.x], x + i * 64 + threadIdx.x, 4);
@@ -294,9 +259,8 @@ __global__ void right_copies_ahead(float* y, const float* x) {
     }
     y[threadIdx.x] = sum;
 }
-RUN(right_copies_ahead, 1, 64, a.y, a.x)
 
-__global__ void waits_for_too_few_copies(float* y, const float* x) {
+KERNEL(waits_for_too_few_copies, (float* y, const float* x), 1, 64, a.y, a.x) {
     __shared__ float tiles[2][64];
     const auto fetch = [&](int i) {
         __pipeline_memcpy_async(&tiles[i % 2][threadIdx.x], x + i * 64 + threadIdx.x, 4);  // waits_for_too_few_copies: race between threads of a block
@@ -313,7 +277,6 @@ __global__ void waits_for_too_few_copies(float* y, const float* x) {
     }
     y[threadIdx.x] = sum;
 }
-RUN(waits_for_too_few_copies, 1, 64, a.y, a.x)
 
 __global__ void right_sum_of_doubles(double* sum) {
     auto* const bits = (unsigned long long*)sum;
