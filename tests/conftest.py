@@ -69,6 +69,24 @@ def rng():
 
 
 @pytest.fixture
+def noted(monkeypatch):
+    """Return a function that has an object's function note its calls, and returns the list of what
+    `note` returns for their arguments: if there is none, all those by position."""
+
+    def watch(owner, name, note=lambda *given, **_: given):
+        notes, function = [], getattr(owner, name)
+
+        def noting(*given, **named):
+            notes.append(note(*given, **named))
+            return function(*given, **named)
+
+        monkeypatch.setattr(owner, name, noting)
+        return notes
+
+    return watch
+
+
+@pytest.fixture
 def without_compiled_operator(mx, monkeypatch):
     """Use the operator written in Python, as if the compiled one were missing."""
     monkeypatch.setattr(compiled_operator, "_missing", "this test does without it")

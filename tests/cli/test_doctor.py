@@ -7,6 +7,7 @@ import re
 import sys
 from importlib.machinery import ModuleSpec
 from types import ModuleType, SimpleNamespace
+from unittest.mock import Mock
 
 import pytest
 
@@ -182,11 +183,7 @@ def test_a_complete_machine(machine):
 def test_nothing_is_fetched_or_created(machine, monkeypatch):
     monkeypatch.delenv("ECE408_DATA")
     monkeypatch.setattr(fashion_data, "PACKAGE_FOLDER", machine.folder / "package")
-
-    def refuse(*_):
-        raise AssertionError("fetched")
-
-    monkeypatch.setattr("ece408_op.course.dataset.fetch.fetch", refuse)
+    monkeypatch.setattr("ece408_op.course.dataset.fetch.fetch", Mock(side_effect=AssertionError))
     found = _finding("Fashion-MNIST")
     assert (found.status, found.detail) == (NOTE, "not here yet")
     assert "`ece408 data fetch`" in found.hint

@@ -4,6 +4,7 @@ import re
 import sys
 import threading
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import pytest
 
@@ -114,10 +115,7 @@ def test_final_on_a_gpu_that_mxnet_cannot_use(monkeypatch, tmp_path):
 def test_the_cuda_backend_asked_for_by_name_needs_a_gpu_too(monkeypatch, capsys):
     from ece408_op.cli.main import execute
 
-    def no_driver():
-        raise NoUsableGpu("no NVIDIA driver")
-
-    monkeypatch.setattr(gpu, "find_driver", no_driver)
+    monkeypatch.setattr(gpu, "find_driver", Mock(side_effect=NoUsableGpu("no NVIDIA driver")))
     assert execute(["m2.1", "5", "--backend", "cuda"]) == NoUsableGpu.exit_code
     assert capsys.readouterr() == ("", "ece408: error: no NVIDIA driver\n")
 

@@ -64,18 +64,12 @@ def _flip(path):
     path.write_bytes(content)
 
 
-def test_a_damaged_state_gives_way_to_the_one_before(mx, tmp_path, monkeypatch, capsys):
+def test_a_damaged_state_gives_way_to_the_one_before(mx, tmp_path, noted, capsys):
     whole = training.train(LITTLE, tmp_path)
     states = sorted(tmp_path.iterdir())
     assert [path.name for path in states] == ["epoch-0002.npz", "epoch-0003.npz"]
     _flip(states[1])
-    epochs, run = [], training._run_epoch
-
-    def counted(module, recipe, epoch, *data):
-        epochs.append(epoch)
-        return run(module, recipe, epoch, *data)
-
-    monkeypatch.setattr(training, "_run_epoch", counted)
+    epochs = noted(training, "_run_epoch", lambda module, recipe, epoch, *_: epoch)
     capsys.readouterr()
     again = training.train(LITTLE, tmp_path)
     assert epochs == [2]

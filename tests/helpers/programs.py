@@ -1,4 +1,4 @@
-"""Processes that tests start: their environment, and work that may end them."""
+"""Processes and threads that tests start: their environment, and work that may end them."""
 
 from __future__ import annotations
 
@@ -21,6 +21,19 @@ def environment(**more: str) -> dict[str, str]:
     they change how MXNet plans memory."""
     own = {name: value for name, value in os.environ.items() if name != "NNVM_EXEC_MATCH_RANGE"}
     return {**own, **more}
+
+
+def together(work: Callable[[Any], Any], parts: Iterable[Any]) -> list[Any]:
+    """Return work(part) of each part, all at once on threads; raise the first one's error."""
+    all_parts = list(parts)
+    gate = threading.Barrier(len(all_parts))
+
+    def begin(part: Any) -> Any:
+        gate.wait()
+        return work(part)
+
+    with ThreadPoolExecutor(len(all_parts)) as pool:
+        return list(pool.map(begin, all_parts))
 
 
 class Died(Exception):

@@ -8,6 +8,7 @@ import datetime
 import functools
 import json
 import os
+from unittest.mock import Mock
 
 import pytest
 from kernel_files import COURSE_2020, DECLARED
@@ -309,10 +310,8 @@ def test_odd_files_are_told_and_stop_nothing(run_here, folder, tmp_path):
 
 @pytest.mark.slow
 def test_a_page_that_is_not_written_is_not_announced(run_here, folder, tmp_path, monkeypatch):
-    def fail(*arguments):
-        raise InvalidSetting("no such library")
-
-    monkeypatch.setattr("ece408_op.cli.lab_rank.page.render", fail)
+    failed = Mock(side_effect=InvalidSetting("no such library"))
+    monkeypatch.setattr("ece408_op.cli.lab_rank.page.render", failed)
     output = tmp_path / "ranking"
     layer = ("--layer", "fa17_1", "--batch-size", "3", "--repeat", "1")
     result = run_here("lab", "rank", str(folder / "ann"), "--output", str(output), *layer)

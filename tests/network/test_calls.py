@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import threading
-
 import numpy as np
 import pytest
 from gpu_networks import Case, array, error, small
+from programs import together
 
 from ece408_op import settings
 from ece408_op.errors import InvalidProblem, NotEnoughMemory, UnsupportedProblem
@@ -101,20 +100,14 @@ def _chain(mx):
 
 
 @pytest.mark.parametrize(("flops_per_byte", "steps"), [(10**9, 3), (1, 1)])
-def test_the_first_steps_begin_while_images_arrive(mx, monkeypatch, flops_per_byte, steps):
+def test_the_first_steps_begin_while_images_arrive(mx, monkeypatch, noted, flops_per_byte, steps):
     """The steps before images shrink, or while copies take no longer; in microbatches of two
     images, the last two of which overlap."""
     case = _chain(mx)
     monkeypatch.setattr(microbatches, "MICROBATCH_BYTES", 2 * case.arrays["data"][0].nbytes)
     monkeypatch.setattr(microbatches, "_FLOPS_PER_BYTE", flops_per_byte)
-    done = []
-
-    def launch_early(self, lane, weights, first):
-        done.append((first, len(self.steps.early.steps)))
-        given(self, lane, weights, first)
-
-    given = Program.launch_early
-    monkeypatch.setattr(Program, "launch_early", launch_early)
+    count = lambda program, lane, weights, first: (first, len(program.steps.early.steps))  # noqa: E731
+    done = noted(Program, "launch_early", count)
     network = case.network()
     for _ in range(2):
         assert (case.run(network)[0] == case.expected()[0]).all()
@@ -177,19 +170,8 @@ def test_batches_of_several_sizes_take_turns(mx):
 def test_threads_share_a_network(mx):
     case = small(mx, "lenet", whole=True)
     network, (expected,) = case.network(), case.expected()
-    wrong = []
-
-    def work():
-        for _ in range(3):
-            if not (case.run(network)[0] == expected).all():
-                wrong.append(1)
-
-    threads = [threading.Thread(target=work) for _ in range(3)]
-    for each in threads:
-        each.start()
-    for each in threads:
-        each.join()
-    assert wrong == []
+    for found in together(lambda _: [case.run(network)[0] for _ in range(3)], range(3)):
+        assert (found == expected).all()
 
 
 def test_images_that_depend_on_each_other_are_not_taken_apart(mx):

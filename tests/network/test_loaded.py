@@ -8,6 +8,7 @@ from unittest import mock
 import numpy as np
 import pytest
 from gpu_networks import NETWORKS, Case, error, small
+from programs import together
 
 import ece408_op
 from ece408_op.backends.cpu import program
@@ -101,17 +102,12 @@ def test_weights_that_are_not_finite(mx, tmp_path):
     assert error(network(case.arrays["data"]), case.expected()[0]) < 3e-6
 
 
-def test_sizes_share_packed_weights(mx, tmp_path, monkeypatch):
+def test_sizes_share_packed_weights(mx, tmp_path, noted):
     case = small(mx, "resnet")
     prefix = _saved(mx, case, tmp_path)
     network, alone = (ece408_op.load_network(prefix, 7) for _ in range(2))
-    packs, run = [], program.run
-
-    def noting(steps, *others):
-        packs[-1] += sum(step.kind == Kind.PACK for step in steps)
-        return run(steps, *others)
-
-    monkeypatch.setattr(program, "run", noting)
+    packed = noted(program, "run", lambda steps, *_: sum(s.kind == Kind.PACK for s in steps))
+    packs = []
     weight = next(each for each in case.arrays if each.endswith("weight"))
     # More sizes than there are programs; the first one comes again.
     batches = [np.repeat(case.arrays["data"], count, axis=0) for count in (*range(1, 11), 1)]
@@ -119,11 +115,12 @@ def test_sizes_share_packed_weights(mx, tmp_path, monkeypatch):
         found = []
         for each in (network, alone):
             each.set(weight, case.arrays[weight] * scale)
-            packs.append(0)
+            packed.clear()
             for x in batches:
                 found.append(each(x))
                 if each is alone:
                     each.close()
+            packs.append(sum(packed))
         for pair in zip(found, found[len(batches) :]):
             np.testing.assert_array_equal(*pair)
     shared, own = packs[::2], packs[1::2]
@@ -186,17 +183,7 @@ def test_threads_share_a_network(mx, tmp_path):
     network = ece408_op.load_network(_saved(mx, case, tmp_path), 7)
     batches = [np.repeat(case.arrays["data"], count, axis=0) for count in (1, 2, 3, 1)]
     expected = [network(each) for each in batches]
-    found = [None] * len(batches)
-
-    def run(number):
-        for _ in range(20):
-            found[number] = network(batches[number])
-
-    threads = [threading.Thread(target=run, args=(n,)) for n in range(len(batches))]
-    for each in threads:
-        each.start()
-    for each in threads:
-        each.join()
+    found = together(lambda batch: [network(batch) for _ in range(20)][-1], batches)
     for pair in zip(found, expected):
         np.testing.assert_array_equal(*pair)
 

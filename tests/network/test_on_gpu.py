@@ -5,11 +5,11 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-import threading
 
 import numpy as np
 import pytest
 from gpu_networks import NETWORKS, Case, error, small
+from programs import together
 
 from ece408_op import settings
 from ece408_op.backends.cuda.runtime import device
@@ -97,19 +97,12 @@ def test_threads_share_networks(mx):
     cases = [small(mx, name, whole=True) for name in ("lenet", "lenet", "mobilenet")]
     networks = [case.network() for case in cases]
     firsts = [case.run(network)[0] for case, network in zip(cases, networks)]
-    wrong = []
 
     def work(number):
         for _ in range(50):
-            if not (cases[number].run(networks[number])[0] == firsts[number]).all():
-                wrong.append(number)
+            assert (cases[number].run(networks[number])[0] == firsts[number]).all()
 
-    threads = [threading.Thread(target=work, args=(number,)) for number in (0, 1, 2, 0)]
-    for each in threads:
-        each.start()
-    for each in threads:
-        each.join()
-    assert wrong == []
+    together(work, (0, 1, 2, 0))
 
 
 @pytest.mark.alone

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import struct
 import subprocess
-import threading
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from pathlib import Path
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
 from fake_gpu import FakeGpu
 from library_node import LibraryNode
+from programs import together
 
 import ece408_op
 from ece408_op import dispatch, errors, settings
@@ -70,6 +73,13 @@ def by_python(monkeypatch):
     return calls
 
 
+@pytest.fixture
+def node():
+    """Return a function that makes nodes, which are closed at the end of the test."""
+    with contextlib.ExitStack() as nodes:
+        yield lambda *given, **more: nodes.enter_context(closing(LibraryNode(*given, **more)))
+
+
 def _notes(cuda, kind=""):
     lines = cuda.fake_notes().decode().splitlines()
     return [line for line in lines if line.startswith(kind)]
@@ -107,106 +117,93 @@ def _expected(problem, kernel=None, bias=0, gpu=None):
         "b3,c6,h17,w13,m9,k3,bias,float16",
     ],
 )
-def test_what_is_launched(cuda, by_python, text):
+def test_what_is_launched(cuda, node, by_python, text):
     problem = ConvProblem.parse(text)
     layer = {"kernel": problem.kernel, "num_filter": problem.filters, "no_bias": not problem.bias}
-    node = LibraryNode({**layer, "num_group": problem.groups}, problem)
+    made = node({**layer, "num_group": problem.groups}, problem)
     expected, plan = _expected(problem, bias=BIAS if problem.bias else 0)
     inputs = [X, W, BIAS][: 2 + problem.bias]
     for _ in range(2):
         cuda.fake_forget()
-        node.requests.clear()
-        assert node.forward(inputs, Y)
+        made.requests.clear()
+        assert made.forward(inputs, Y)
         assert _notes(cuda) == expected
-        assert node.requests == ([plan.workspace_bytes] if plan.workspace_bytes else [])
+        assert made.requests == ([plan.workspace_bytes] if plan.workspace_bytes else [])
     assert by_python == []
-    node.close()
 
 
-def test_code_is_loaded_once_and_allowed_its_shared_memory(cuda):
-    nodes = [LibraryNode(LAYER, PROBLEM), LibraryNode(LAYER, ConvProblem.parse(f"{PROBLEM}"))]
+def test_code_is_loaded_once_and_allowed_its_shared_memory(cuda, node):
+    for problem in (PROBLEM, ConvProblem.parse(f"{PROBLEM}")):
+        node(LAYER, problem)
     _, plan = _expected(PROBLEM)
     shared = {each.function: each.shared_bytes for each in plan.launches}
     assert _notes(cuda, "load") == ["load code"]
     large = [f"attribute {name} 8 {n}" for name, n in shared.items() if n > 48 << 10]
     assert large
     assert _notes(cuda, "attribute") == large
-    for node in nodes:
-        node.close()
 
 
-def test_a_kernel_that_is_asked_for(cuda, by_python, monkeypatch):
-    node = LibraryNode({**LAYER, "cuda_kernel": "6_register_tiles"}, PROBLEM)
-    assert node.forward([X, W], Y)
+def test_a_kernel_that_is_asked_for(cuda, node, by_python, monkeypatch):
+    assert node({**LAYER, "cuda_kernel": "6_register_tiles"}, PROBLEM).forward([X, W], Y)
     assert _notes(cuda, "launch") == _expected(PROBLEM, "6_register_tiles")[0]
-    node.close()
     # Settings that change during a node's life.
-    node = LibraryNode(LAYER, PROBLEM)
+    made = node(LAYER, PROBLEM)
     for name in ("1_naive", "6_register_tiles"):
         monkeypatch.setenv("ECE408_KERNEL", name)
         cuda.fake_forget()
-        assert node.forward([X, W], Y)
+        assert made.forward([X, W], Y)
         assert _notes(cuda, "launch") == _expected(PROBLEM, name)[0]
     monkeypatch.delenv("ECE408_KERNEL")
     monkeypatch.setenv("ECE408_PRECISION", "float16")
     cuda.fake_forget()
-    assert node.forward([X, W], Y)
+    assert made.forward([X, W], Y)
     assert _notes(cuda, "launch") != _expected(PROBLEM)[0]
     assert by_python == []
-    node.close()
 
 
-def test_python_computes_with_constants_after_what_is_on_the_stream(cuda, by_python, monkeypatch):
+def test_python_computes_with_constants_after_what_is_on_the_stream(
+    cuda, node, by_python, monkeypatch
+):
     prepared = []
     kernel = {**LAYER, "cuda_kernel": "2_constant_weights"}
     backend = dispatch.Layer(device="gpu", cuda_kernel="2_constant_weights")
     kind = type(dispatch.select(PROBLEM, backend, "forward"))
     monkeypatch.setattr(kind, "prepare", lambda self, problem, direction: prepared.append(problem))
-    node = LibraryNode(kernel, PROBLEM, index=1)
+    made = node(kernel, PROBLEM, index=1)
     assert prepared == [PROBLEM]
-    assert node.forward([X, W], Y)
+    assert made.forward([X, W], Y)
     assert by_python == [("gpu(1)", X, W, None, Y)]
     assert _notes(cuda) == [f"wait {STREAM}"]
-    node.close()
 
 
-def test_python_says_why_a_launch_is_refused(cuda, monkeypatch):
-    def forward(*arguments):
-        raise errors.GpuFailed("the kernel is refused; restart")
-
-    monkeypatch.setattr(dispatch, "forward", forward)
-    node = LibraryNode(LAYER, PROBLEM)
+def test_python_says_why_a_launch_is_refused(cuda, node, monkeypatch):
+    refused = errors.GpuFailed("the kernel is refused; restart")
+    monkeypatch.setattr(dispatch, "forward", Mock(side_effect=refused))
     cuda.fake_fail_launches(700)
-    assert not node.forward([X, W], Y)
+    assert not node(LAYER, PROBLEM).forward([X, W], Y)
     assert str(errors.take_failure()) == "the kernel is refused; restart"
-    node.close()
 
 
-def test_python_computes_where_mxnet_has_no_memory(cuda, by_python):
+def test_python_computes_where_mxnet_has_no_memory(cuda, node, by_python):
     problem = ConvProblem.parse("b32,c128,h28,w28,m128,k3")
-    node = LibraryNode({"kernel": (3, 3), "num_filter": 128, "no_bias": True}, problem)
-    node.workspace = 0
-    assert node.forward([X, W], Y)
+    made = node({"kernel": (3, 3), "num_filter": 128, "no_bias": True}, problem)
+    made.workspace = 0
+    assert made.forward([X, W], Y)
     assert by_python == [("gpu(0)", X, W, None, Y)]
     assert _notes(cuda, "launch") == []
-    node.close()
 
 
-def test_a_driver_that_fails_is_met_by_the_call(cuda, by_python, monkeypatch):
-    def no_code(plan, capability):
-        raise errors.KernelCompileFailed("it does not compile")
-
-    monkeypatch.setattr(native_plans, "machine_code", no_code)
-    node = LibraryNode(LAYER, PROBLEM)
-    assert node.forward([X, W], Y)
+def test_a_driver_that_fails_is_met_by_the_call(cuda, node, by_python, monkeypatch):
+    failed = errors.KernelCompileFailed("it does not compile")
+    monkeypatch.setattr(native_plans, "machine_code", Mock(side_effect=failed))
+    assert node(LAYER, PROBLEM).forward([X, W], Y)
     assert len(by_python) == 1
-    node.close()
 
 
-def test_op_times(cuda):
-    node = LibraryNode({**LAYER, "layer": "first"}, PROBLEM)
+def test_op_times(cuda, node):
+    made = node({**LAYER, "layer": "first"}, PROBLEM)
     with ece408_op.op_times() as log:
-        assert node.forward([X, W], Y)
+        assert made.forward([X, W], Y)
     launch = _expected(PROBLEM)[0]
     wait, record = f"wait {STREAM}", f"record {STREAM}"
     kinds = [wait, record, *launch, record, wait]
@@ -217,29 +214,18 @@ def test_op_times(cuda):
     assert (entry.kernel, entry.precision) == (plan.kernel.name, "float32")
     assert entry.gpu.kernel_seconds == 0.25e-3
     assert 0 < entry.seconds < 1
-    node.close()
 
 
-def test_nodes_on_several_threads(cuda, by_python):
-    nodes = [LibraryNode(LAYER, PROBLEM) for _ in range(4)]
-    failed = []
+def test_nodes_on_several_threads(cuda, node, by_python):
+    nodes = [node(LAYER, PROBLEM) for _ in range(4)]
 
-    def call(number, node):
-        node.stream = 100 + number
-        for _ in range(20):
-            if not node.forward([X + number, W], Y):
-                failed.append(number)
+    def call(number):
+        nodes[number].stream = 100 + number
+        return all(nodes[number].forward([X + number, W], Y) for _ in range(20))
 
-    threads = [threading.Thread(target=call, args=each) for each in enumerate(nodes)]
     cuda.fake_forget()
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert failed == []
+    assert all(together(call, range(4)))
     assert by_python == []
-    for node in nodes:
-        node.close()
 
 
 @pytest.mark.parametrize(
@@ -272,41 +258,33 @@ def test_where_there_is_an_operator_for_a_gpu(mx, monkeypatch, built_with_cuda, 
     assert seeds == ([mx.gpu(1)] * 4 if reason else [])
 
 
-def test_executors_on_a_gpu_are_given_the_compiled_operator(mx, monkeypatch):
+def test_executors_on_a_gpu_are_given_the_compiled_operator(mx, noted, monkeypatch):
     """Record the symbols that MXNet should bind, which its build for the CPU refuses."""
     if mx.runtime.Features().is_enabled("CUDA"):
         pytest.skip("this MXNet binds on GPUs; test_gpu_context.py has what comes of it")
     monkeypatch.setattr(compiled_operator, "runs_on_gpu", lambda context: context == mx.gpu(0))
-    is_compiled, write = [], graph_json.write
-
-    def noted(graph, like):
-        is_compiled.append(any(n["op"] == compiled_operator.NAME for n in graph["nodes"]))
-        return write(graph, like)
-
-    monkeypatch.setattr(graph_json, "write", noted)
+    written = noted(graph_json, "write", _operators)
     symbol = ece408_op.Convolution(mx.sym.Variable("data"), **LAYER, name="c")
     for context, request, expected in (
         (mx.gpu(0), "null", [True, False]),
         (mx.gpu(0), "write", [False]),
         (mx.gpu(1), "null", [False]),
     ):
-        is_compiled.clear()
+        written.clear()
         with pytest.raises((mx.MXNetError, RuntimeError)):
             symbol.simple_bind(context, grad_req=request, data=(1, 12, 33, 33))
         # If the first is refused, the second is bound.
-        assert is_compiled == expected
+        assert [compiled_operator.NAME in each for each in written] == expected
 
 
-def test_blocks_on_a_gpu_have_nothing_fused(mx, rng, monkeypatch):
+def _operators(graph, like):
+    return [node["op"] for node in graph["nodes"] if node["op"] != "null"]
+
+
+def test_blocks_on_a_gpu_have_nothing_fused(mx, rng, noted, monkeypatch):
     """On arrays on the CPU that blocks take for arrays on a GPU."""
     monkeypatch.setattr(compiled_operator, "runs_on_gpu", lambda context: True)
-    written, write = [], graph_json.write
-
-    def noted(graph, like):
-        written.append([node["op"] for node in graph["nodes"] if node["op"] != "null"])
-        return write(graph, like)
-
-    monkeypatch.setattr(graph_json, "write", noted)
+    written = noted(graph_json, "write", _operators)
 
     class Net(mx.gluon.HybridBlock):
         def hybrid_forward(self, F, x, weight):

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
-import threading
 import time
 
 import numpy as np
 import pytest
+from programs import together
 
 import ece408_op
 from ece408_op import dispatch, errors, settings
@@ -40,17 +40,9 @@ def _operator_is_there(mx):
 
 
 @pytest.fixture
-def python_calls(monkeypatch):
+def python_calls(noted):
     """Record the calls of the operator written in Python."""
-    calls = []
-    forward = ConvolutionOp.forward
-
-    def counted(self, *arguments, **keywords):
-        calls.append(self)
-        return forward(self, *arguments, **keywords)
-
-    monkeypatch.setattr(ConvolutionOp, "forward", counted)
-    return calls
+    return noted(ConvolutionOp, "forward")
 
 
 def _block(mx, attributes, shape, dtype, convolution=ece408_op.Convolution):
@@ -238,11 +230,7 @@ def test_op_times_of_many_threads(mx, rng):
             net(x).wait_to_read()
 
     with ece408_op.op_times() as log:
-        workers = [threading.Thread(target=work, args=(net,)) for net in nets]
-        for worker in workers:
-            worker.start()
-        for worker in workers:
-            worker.join()
+        together(work, nets)
     filters = [entry.problem.filters for entry in log]
     assert sorted(filters) == sorted(20 * list(range(1, 7)))
 
@@ -255,35 +243,21 @@ def test_what_takes_op_times_fails_where_the_result_is_read(mx, rng):
         net(x).asnumpy()
 
 
-def test_what_can_be_done_ahead_is_done_when_a_graph_is_bound(mx, monkeypatch):
+def test_what_can_be_done_ahead_is_done_when_a_graph_is_bound(mx, noted):
     """On a GPU a kernel is compiled then, so that the first op time excludes it."""
-    prepared = []
-    prepare = dispatch.prepare
-
-    def noted(problem, layer, direction="forward"):
-        prepared.append(f"{problem} {direction}")
-        return prepare(problem, layer, direction)
-
-    monkeypatch.setattr(dispatch, "prepare", noted)
+    prepared = noted(dispatch, "prepare", lambda p, _, direction="forward": f"{p} {direction}")
     symbol = ece408_op.Convolution(mx.sym.Variable("data"), kernel=(3, 3), num_filter=4)
     with settings.override():
         symbol.simple_bind(mx.cpu(), grad_req="null", data=(2, 3, 8, 7))
     assert prepared == ["b2,c3,h8,w7,m4,k3x3,bias forward"]
 
 
-def test_settings_are_followed_from_call_to_call(mx, rng, monkeypatch):
+def test_settings_are_followed_from_call_to_call(mx, rng, noted, monkeypatch):
     net = _block(mx, {"kernel": (3, 3), "num_filter": 4}, (2, 3, 8, 8), "float32")
     _set_weights(mx, rng, net)
     x = _data(mx, rng, (2, 3, 8, 8))
     expected = net(x).asnumpy()
-    computed = []
-    forward = ReferenceBackend.forward
-
-    def counted(self, *arguments):
-        computed.append(arguments)
-        return forward(self, *arguments)
-
-    monkeypatch.setattr(ReferenceBackend, "forward", counted)
+    computed = noted(ReferenceBackend, "forward")
     np.testing.assert_array_equal(net(x).asnumpy(), expected)
     assert len(computed) == 0
     with settings.override(backend="reference"):
@@ -368,7 +342,7 @@ def test_a_monitor_sees_every_layer(mx, rng):
 
 
 def test_many_threads_with_graphs_of_their_own(mx, rng):
-    attributes, failures = {"kernel": (3, 3), "num_filter": 4, "no_bias": True}, []
+    attributes = {"kernel": (3, 3), "num_filter": 4, "no_bias": True}
     inputs = [_data(mx, rng, (2, 3, 9 + i, 8)) for i in range(6)]
     w = _data(mx, rng, (4, 3, 3, 3))
     expected = [mx.nd.Convolution(x, w, **attributes).asnumpy() for x in inputs]
@@ -378,15 +352,9 @@ def test_many_threads_with_graphs_of_their_own(mx, rng):
         # Binding one symbol on several threads at once sometimes corrupted MXNet's memory.
         for _ in range(40):
             executor = symbol.bind(mx.cpu(), {"x": inputs[i], "w": w})
-            if not np.array_equal(executor.forward()[0].asnumpy(), expected[i]):
-                failures.append(i)
+            np.testing.assert_array_equal(executor.forward()[0].asnumpy(), expected[i])
 
-    workers = [threading.Thread(target=work, args=(i,)) for i in range(len(inputs))]
-    for worker in workers:
-        worker.start()
-    for worker in workers:
-        worker.join()
-    assert failures == []
+    together(work, range(len(inputs)))
 
 
 def test_forks_in_flight_do_not_hang(run_python):

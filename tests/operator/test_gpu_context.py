@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import threading
-
 import numpy as np
 import pytest
+from programs import together
 
 import ece408_op
 from ece408_op import dispatch, errors
@@ -34,17 +33,10 @@ def _unfit(mx):
 
 
 @pytest.fixture
-def python_calls(mx, monkeypatch):
+def python_calls(mx, noted):
     """Record the forward passes that Python computed."""
     assert compiled_operator.runs_on_gpu(mx.gpu(0))
-    calls, forward = [], dispatch.forward
-
-    def counted(problem, *others, **more):
-        calls.append(problem)
-        forward(problem, *others, **more)
-
-    monkeypatch.setattr(dispatch, "forward", counted)
-    return calls
+    return noted(dispatch, "forward")
 
 
 def _case(mx, text, rng):
@@ -206,25 +198,20 @@ def test_a_hybridized_block_on_both_devices(mx, rng, python_calls):
 
 def test_executors_on_several_threads(mx, rng, python_calls):
     texts = ("b8,c1,h28,w28,m50,k5", "b2,c12,h33,w33,m24,k5", "b4,c64,h14,w14,m96,k3,p1")
-    executors, wrong = [], []
+    executors = []
     for text in texts * 2:
         arrays, options, expected = _case(mx, text, rng)
         symbol = ece408_op.Convolution(mx.sym.Variable("data"), name="c", **options)
         inputs = dict(zip(symbol.list_arguments(), arrays))
         executors.append((symbol.bind(mx.gpu(), inputs, grad_req="null"), expected))
 
-    def run(executor, expected):
+    def run(each):
+        executor, expected = each
         for _ in range(100):
-            if not np.array_equal(executor.forward()[0].asnumpy(), expected):
-                wrong.append(expected.shape)
+            np.testing.assert_array_equal(executor.forward()[0].asnumpy(), expected)
 
-    threads = [threading.Thread(target=run, args=each) for each in executors]
     with errors.surfaced():
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-    assert wrong == []
+        together(run, executors)
     assert python_calls == []
 
 
@@ -288,27 +275,21 @@ def test_a_backend_that_does_not_reach_the_gpu(mx, rng):
 def test_forwards_on_two_threads_leave_nothing_behind(mx, rng):
     texts = ("b8,c1,h28,w28,m50,k5", "b8,c12,h33,w33,m24,k5", "b3,c6,h17,w13,m9,k3x2")
     cases = [_case(mx, text, rng) for text in texts]
-    wrong, gpu = [], device.get(0)
+    gpu = device.get(0)
 
     def forwards(first):
         for n in range(100):
             arrays, options, expected = cases[(first + n) % len(cases)]
             found = ece408_op.Convolution(*arrays, **options).asnumpy()
-            if not np.array_equal(found, expected):
-                wrong.append(n)
+            np.testing.assert_array_equal(found, expected)
 
     def both():
-        threads = [threading.Thread(target=forwards, args=(first,)) for first in (0, 1)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
+        together(forwards, (0, 1))
         with gpu.active():
             return gpu.free_bytes()
 
     with errors.surfaced():
         after_warm_up, after = both(), both()
-    assert not wrong
     # Other programs may have freed some meanwhile.
     assert after >= after_warm_up
 

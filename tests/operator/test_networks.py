@@ -269,16 +269,9 @@ def test_arrays_put_in_place_of_others_are_noticed(mx, x, frozen):
         expect(network(x), expected)
 
 
-def test_what_has_not_changed_is_not_sent_again(mx, x, monkeypatch):
+def test_what_has_not_changed_is_not_sent_again(mx, x, noted):
     """Also if MXNet's own convolution has converted weights to a layout of its own."""
-    sent = []
-    bring = Weights._bring
-
-    def noting(self, number, array):
-        sent.append(number)
-        bring(self, number, array)
-
-    monkeypatch.setattr(Weights, "_bring", noting)
+    sent = noted(Weights, "_bring")
     for make in (_hybridized, ece408_op.to_gpu):
         net = make_net(mx)
         net.hybridize()
@@ -296,7 +289,7 @@ def _hybridized(net):
     return net
 
 
-def test_weights_are_read_while_they_are_there(mx, monkeypatch):
+def test_weights_are_read_while_they_are_there(mx, noted):
     """MXNet copies weights that its convolution has converted for the duration of a call."""
     nn = mx.gluon.nn
     net = nn.HybridSequential()
@@ -305,14 +298,8 @@ def test_weights_are_read_while_they_are_there(mx, monkeypatch):
     net.initialize(mx.init.Xavier(magnitude=3))
     net.hybridize()
     x = mx.nd.random.normal(shape=(1, 16, 5, 5))
-    read = []
-    bring = Weights._bring
-
-    def noting(self, number, array):
-        read.append(ctypes.string_at(array.address, array.nbytes))
-        bring(self, number, array)
-
-    monkeypatch.setattr(Weights, "_bring", noting)
+    content = lambda weights, number, array: ctypes.string_at(array.address, array.nbytes)  # noqa: E731
+    read = noted(Weights, "_bring", content)
     network = ece408_op.to_gpu(net)
     for call in range(5):
         expected = net(x)
@@ -324,23 +311,17 @@ def test_weights_are_read_while_they_are_there(mx, monkeypatch):
 
 
 @pytest.mark.parametrize("way", ["hybridize", "to_gpu"])
-def test_weights_are_read_when_they_are_written(mx, x, way, monkeypatch, frozen):
+def test_weights_are_read_when_they_are_written(mx, x, way, noted, frozen):
     net = make_net(mx)
     weight = net[0].weight
     network = _hybridized(net) if way == "hybridize" else frozen(net)
-    is_written, too_early = threading.Event(), []
-    look = array_memory.pointer
-
-    def noting(array):
-        too_early.append(not is_written.is_set())
-        return look(array)
-
-    monkeypatch.setattr(array_memory, "pointer", noting)
+    is_written = threading.Event()
+    in_time = noted(array_memory, "pointer", lambda array: is_written.is_set())
     late_copy(mx, weight.data() * 2, is_written).copyto(weight.data())
     threading.Timer(0.5, is_written.set).start()
     found = network(x)
-    assert too_early
-    assert not any(too_early)
+    assert in_time
+    assert all(in_time)
     plain = make_net(mx)
     plain[0].weight.set_data(plain[0].weight.data() * 2)
     expect(found, plain(x))

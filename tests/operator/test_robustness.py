@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import concurrent.futures
-import threading
 import time
 
 import numpy as np
 import pytest
 from cases import first
+from programs import together
 
 import ece408_op
 from ece408_op import errors
@@ -68,25 +67,14 @@ def test_eight_threads_at_once(mx, rng):
     expected = [
         mx.nd.Convolution(mx.nd.array(x), mx.nd.array(w), **ATTRIBUTES).asnumpy() for x, w in inputs
     ]
-    wrong, failures = [], []
 
     def work(i):
-        try:
-            for _ in range(50):
-                x, w = (mx.nd.array(array) for array in inputs[i])
-                y = ece408_op.Convolution(x, w, **ATTRIBUTES)
-                if not np.array_equal(y.asnumpy(), expected[i]):
-                    wrong.append(i)
-        except Exception as error:
-            failures.append(error)
+        for _ in range(50):
+            x, w = (mx.nd.array(array) for array in inputs[i])
+            y = ece408_op.Convolution(x, w, **ATTRIBUTES)
+            np.testing.assert_array_equal(y.asnumpy(), expected[i])
 
-    workers = [threading.Thread(target=work, args=(i,)) for i in range(8)]
-    for worker in workers:
-        worker.start()
-    for worker in workers:
-        worker.join()
-    assert not wrong
-    assert not failures
+    together(work, range(8))
 
 
 FORKING = """
@@ -144,12 +132,12 @@ def test_forks_while_an_operator_is_in_flight(run_python, code):
 
 def test_threads_that_use_one_symbol_take_turns(mx, monkeypatch):
     """MXNet stores the output shapes of a Python operator's node in one place."""
-    inside, together = [], []
+    inside, counts = [], []
     infer_shape = ConvolutionProp.infer_shape
 
     def noted(self, in_shape):
         inside.append(self)
-        together.append(len(inside))
+        counts.append(len(inside))
         time.sleep(0.01)
         inside.remove(self)
         return infer_shape(self, in_shape)
@@ -166,6 +154,5 @@ def test_threads_that_use_one_symbol_take_turns(mx, monkeypatch):
         block.hybridize()
         block(x).wait_to_read()
 
-    with concurrent.futures.ThreadPoolExecutor(4) as pool:
-        list(pool.map(work, range(4)))
-    assert set(together) == {1}
+    together(work, range(4))
+    assert set(counts) == {1}

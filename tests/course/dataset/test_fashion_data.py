@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import gzip
 import os
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -17,10 +18,7 @@ LABELS = "t10k-labels-idx1-ubyte"
 
 @pytest.fixture
 def no_fetch(monkeypatch):
-    def refuse(*_):
-        raise AssertionError("nothing must be fetched")
-
-    monkeypatch.setattr("ece408_op.course.dataset.fetch.fetch", refuse)
+    monkeypatch.setattr("ece408_op.course.dataset.fetch.fetch", Mock(side_effect=AssertionError))
 
 
 @pytest.fixture
@@ -138,10 +136,7 @@ def test_verify_names_the_files_or_what_is_wrong(named):
 
 
 def test_a_file_that_cannot_be_read_is_reported(named, monkeypatch):
-    def refuse(*_):
-        raise PermissionError(13, "Permission denied")
-
-    monkeypatch.setattr(idx, "_content", refuse)
+    monkeypatch.setattr(idx, "_content", Mock(side_effect=PermissionError(13, "Permission denied")))
     with pytest.raises(DataMissing, match=rf"{IMAGES}.gz cannot be read: Permission denied"):
         fashion_data.load("t10k")
 

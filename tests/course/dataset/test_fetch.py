@@ -10,6 +10,7 @@ import sys
 import textwrap
 import threading
 import time
+from unittest.mock import Mock
 
 import pytest
 from fake_data import encode, fake_arrays, write_files
@@ -409,10 +410,7 @@ def test_without_dpkg_deb_there_is_no_package(site, folder, tools):
 
 
 def test_an_interruption_leaves_only_the_part(site, folder, monkeypatch):
-    def interrupt(*_):
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(download, "replace", interrupt)
+    monkeypatch.setattr(download, "replace", Mock(side_effect=KeyboardInterrupt))
     with pytest.raises(KeyboardInterrupt):
         fetch(folder, ("t10k",), site.base)
     assert visible(folder) == [f"{IMAGES}.part"]

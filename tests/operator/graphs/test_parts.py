@@ -8,6 +8,7 @@ import threading
 
 import numpy as np
 import pytest
+from programs import together
 
 import ece408_op
 from ece408_op import errors
@@ -410,7 +411,6 @@ def test_threads_may_call_and_write_at_once(nets, data, layer, name):
     given = [data() for _ in range(3)]
     repeat(nets, data)
     parameter = getattr(getattr(net, layer), name).data()
-    wrong = []
 
     def results(each):
         """Return the outputs with parameters of 0 and of 1."""
@@ -422,23 +422,15 @@ def test_threads_may_call_and_write_at_once(nets, data, layer, name):
 
     expected = [results(each) for each in given]
 
-    def call(each, either):
-        for _ in range(60):
-            found = net(each).asnumpy()
-            if not any(np.allclose(found, one, rtol=1e-4, atol=1e-4) for one in either):
-                wrong.append(found)
-
-    def write():
+    def call(number):
         for value in range(60):
-            parameter[:] = value % 2
+            if number == len(given):
+                parameter[:] = value % 2
+                continue
+            found = net(given[number]).asnumpy()
+            assert any(np.allclose(found, e, rtol=1e-4, atol=1e-4) for e in expected[number])
 
-    threads = [threading.Thread(target=call, args=each) for each in zip(given, expected)]
-    threads.append(threading.Thread(target=write))
-    for each in threads:
-        each.start()
-    for each in threads:
-        each.join()
-    assert not wrong
+    together(call, range(len(given) + 1))
 
 
 @pytest.mark.parametrize("where", ["before_infer", "in_mxnet"])

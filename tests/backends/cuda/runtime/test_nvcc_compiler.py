@@ -5,11 +5,11 @@ from __future__ import annotations
 import itertools
 import os
 import re
-import threading
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from places import CUBINS
+from programs import together
 
 from ece408_op.backends.cuda.kernels import catalog
 from ece408_op.backends.cuda.runtime import nvcc_compiler
@@ -61,20 +61,8 @@ def test_every_source_compiles_alone_for_every_architecture_that_it_claims(nvcc)
     _check_compile([(source, each) for source, claimed in SOURCES.items() for each in claimed])
 
 
-def _count_compiles(monkeypatch):
-    calls = []
-    real = nvcc_compiler.compile_source
-
-    def counting(*arguments):
-        calls.append(arguments)
-        return real(*arguments)
-
-    monkeypatch.setattr(nvcc_compiler, "compile_source", counting)
-    return calls
-
-
-def test_the_same_is_compiled_once(folder, monkeypatch):
-    calls = _count_compiles(monkeypatch)
+def test_the_same_is_compiled_once(folder, noted):
+    calls = noted(nvcc_compiler, "compile_source")
     first = nvcc_compiler.compile_plan("ladder/1_naive.cu", (), "90", folder)
     assert nvcc_compiler.compile_plan("ladder/1_naive.cu", (), "90", folder) == first
     assert len(calls) == 1
@@ -97,10 +85,10 @@ SPOILED = {
 }
 
 
-def test_what_is_kept_is_compiled_again_unless_it_is_sound(folder, monkeypatch, capfd):
+def test_what_is_kept_is_compiled_again_unless_it_is_sound(folder, noted, capfd):
     sound = nvcc_compiler.compile_plan("ladder/1_naive.cu", (), "90", folder)
     (kept,) = folder.glob("*.cubin")
-    calls = _count_compiles(monkeypatch)
+    calls = noted(nvcc_compiler, "compile_source")
     for number, (how, (spoil, reason)) in enumerate(SPOILED.items(), 1):
         spoil(kept)
         for _ in range(2):
@@ -140,24 +128,18 @@ def test_a_changed_source_or_header_is_compiled_again(own, tmp_path):
         assert made[-1] not in made[:-1], changed
 
 
-def test_another_compiler_compiles_again(own, monkeypatch):
-    calls = _count_compiles(monkeypatch)
+def test_another_compiler_compiles_again(own, noted, monkeypatch):
+    calls = noted(nvcc_compiler, "compile_source")
     own()
     monkeypatch.setattr(nvcc_compiler, "nvcc_version", lambda nvcc: "another")
     own()
     assert len(calls) == 2
 
 
-def test_threads_that_ask_at_once_share_one_compile(folder, monkeypatch):
-    calls = _count_compiles(monkeypatch)
-    gate = threading.Barrier(4)
-
-    def ask(_):
-        gate.wait()
-        return nvcc_compiler.compile_plan("ladder/1_naive.cu", (), "75", folder)
-
-    with ThreadPoolExecutor(4) as pool:
-        assert len(set(pool.map(ask, range(4)))) == 1
+def test_threads_that_ask_at_once_share_one_compile(folder, noted):
+    calls = noted(nvcc_compiler, "compile_source")
+    asked = [("ladder/1_naive.cu", (), "75", folder)] * 4
+    assert len(set(together(lambda given: nvcc_compiler.compile_plan(*given), asked))) == 1
     assert len(calls) == 1
     assert not [path for path in folder.iterdir() if path.name.startswith(".") and path.is_file()]
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+from unittest.mock import Mock
 
 import pytest
 from fake_gpu import FakeGpu
@@ -91,10 +92,8 @@ def test_a_driver_that_refuses_is_asked_once(pool, fake_driver):
 
 
 def test_a_process_without_room_is_lent_none(pool, fake_driver, monkeypatch):
-    def refuse(*arguments):
-        raise OSError(12, "Cannot allocate memory")
-
-    monkeypatch.setattr(page_locked.mmap, "mmap", refuse)
+    full = OSError(12, "Cannot allocate memory")
+    monkeypatch.setattr(page_locked.mmap, "mmap", Mock(side_effect=full))
     assert _lent(pool) is None
     with pytest.raises(NotEnoughMemory, match=r"cannot be had \(.*Cannot allocate memory\)"):
         pool.take(SIZE, GPU, 2)
