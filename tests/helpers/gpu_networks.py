@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import numpy as np
+import operator_fuzz
+from compiled_together import MachineOfMany
 
 from ece408_op.network import Array, Network
 from ece408_op.operator.loading import load_mxnet
@@ -17,20 +19,20 @@ class Case:
     small network are exact."""
 
     def __init__(self, symbol, whole=False, dtype="float32", seed=408, **shapes):
-        self.symbol, self.shapes, self.dtype = symbol, shapes, dtype
+        self.symbol, self.shapes, self.dtype, self.whole = symbol, shapes, dtype, whole
         self.rng = np.random.default_rng(seed)
         arguments, self.output_shapes, states = symbol.infer_shape(**shapes)
         self.arrays = {}
         for name, shape in zip(symbol.list_arguments(), arguments):
-            self.arrays[name] = self._random(name, shape, whole)
+            self.arrays[name] = self._random(name, shape)
         for name, shape in zip(symbol.list_auxiliary_states(), states):
             self.arrays[name] = self.rng.uniform(0.5, 1.5, shape).astype(np.float32)
         self.version = 0
 
-    def _random(self, name, shape, whole):
+    def _random(self, name, shape):
         if name in self.shapes and self.dtype == "uint8":
             return self.rng.integers(0, 256, shape).astype(np.uint8)
-        if whole:
+        if self.whole:
             return self.rng.integers(-3, 4, shape).astype(np.float32)
         scale = 1 if name in self.shapes or len(shape) < 2 else np.prod(shape[1:]) ** -0.5
         return (scale * self.rng.uniform(-1, 1, shape)).astype(np.float32)
@@ -61,6 +63,25 @@ def error(found, expected):
     if not np.isfinite(found).all():
         return np.inf
     return np.abs(found - expected).max() / max(1e-30, np.abs(expected).max())
+
+
+def check_together(cases, below, on=("gpu",)):
+    """Compare the outputs of cases by name with MXNet's, exactly those of whole numbers; the
+    kernels of all are compiled together."""
+    machine, networks = MachineOfMany("fast"), {}
+    with operator_fuzz.emulating(machine):
+        for name, case in cases.items():
+            networks[name] = case.network()
+            case.run(networks[name])
+        machine.compile()
+        for name, case in cases.items():
+            # Constants derived from parameters used uninitialised arrays.
+            case.version += 1
+            expected = case.expected()
+            for each in on:
+                network = networks[name] if each == "gpu" else case.network(on=each)
+                for number, (found, right) in enumerate(zip(case.run(network), expected)):
+                    assert error(found, right) <= (0 if case.whole else below), (name, each, number)
 
 
 def _lenet(sym):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from gpu_networks import Case, array, error, small
+from gpu_networks import Case, array, check_together, error, small
 from programs import together
 
 from ece408_op import settings
@@ -44,50 +44,37 @@ def test_little_memory_makes_chunks_and_too_little_an_error(mx):
         case.run(case.network())
 
 
-@pytest.mark.parametrize("name", ["BatchNorm", "Concat"])
-def test_what_takes_parameters_of_every_image_has_no_chunks(mx, monkeypatch, name):
-    monkeypatch.setattr("ece408_op.network.resident._CHUNK_BYTES", 4)
-    x, other = mx.sym.Variable("data"), mx.sym.Variable("other", shape=(3, 2, 4))
-    symbols = {"BatchNorm": mx.sym.BatchNorm(x, axis=-3), "Concat": mx.sym.concat(x, other, dim=2)}
-    case = Case(symbols[name], data=(3, 2, 1))
-    assert error(case.run(case.network())[0], case.expected()[0]) < BELOW
-
-
-def test_a_result_of_weights_alone_is_written_once(mx, monkeypatch):
-    """It is not written again by each chunk at its images' offset."""
-    monkeypatch.setattr("ece408_op.network.resident._CHUNK_BYTES", 4)
-    weight = mx.sym.Variable("weight", shape=(5, 3))
-    dense = mx.sym.FullyConnected(mx.sym.Variable("data"), weight, num_hidden=5, no_bias=True)
-    case = Case(mx.sym.Group([weight * 2, dense]), whole=True, data=(5, 3))
-    for found, expected in zip(case.run(case.network()), case.expected()):
-        np.testing.assert_array_equal(found, expected)
-
-
-def test_a_result_without_an_axis_of_images_is_written_once(mx, monkeypatch):
-    """In a chunk of one image it has the same shape as for all images."""
-    monkeypatch.setattr("ece408_op.network.resident._CHUNK_BYTES", 4)
-    dense = mx.sym.FullyConnected(mx.sym.Variable("data"), num_hidden=3, no_bias=True)
-    others = mx.sym.Variable("others", shape=(1, 5, 3))
-    symbol = mx.sym.broadcast_add(others, mx.sym.expand_dims(dense, axis=0))
-    case = Case(symbol, whole=True, data=(5, 2))
-    np.testing.assert_array_equal(case.run(case.network())[0], case.expected()[0])
-
-
-@pytest.mark.parametrize("op", ["Deconvolution", "LeakyReLU", "Pooling", "Adaptive", "Reshape"])
-def test_what_needs_an_axis_that_a_chunk_has_lost_has_no_chunks(mx, monkeypatch, op):
-    monkeypatch.setattr("ece408_op.network.resident._CHUNK_BYTES", 4)
-    shapes = {"Deconvolution": (3, 2, 4, 5), "LeakyReLU": (3, 4), "Pooling": (3, 4, 5)}
-    shapes["Adaptive"] = shapes["Reshape"] = (3, 2, 4, 5)
-    x = mx.sym.squeeze(mx.sym.Variable("data") * 2)
-    symbols = {
-        "Deconvolution": lambda: mx.sym.Deconvolution(x, kernel=(3, 3), num_filter=2),
-        "LeakyReLU": lambda: mx.sym.LeakyReLU(x, act_type="prelu"),
-        "Pooling": lambda: mx.sym.Pooling(x, kernel=(1,), global_pool=True, pool_type="avg"),
-        "Adaptive": lambda: mx.sym.contrib.AdaptiveAvgPooling2D(x),
-        "Reshape": lambda: mx.sym.Reshape(x, shape=(0, 0, 0, 0)),
+def _refusing_chunks(sym):
+    """Return cases by name that cannot be computed image by image."""
+    data, weight = sym.Variable("data"), sym.Variable("weight", shape=(5, 3))
+    dense = sym.FullyConnected(data, weight, num_hidden=5, no_bias=True)
+    other, others = sym.Variable("other", shape=(3, 2, 4)), sym.Variable("others", shape=(1, 5, 3))
+    few = sym.FullyConnected(data, num_hidden=3, no_bias=True)
+    x = sym.squeeze(data * 2)
+    return {
+        # Parameters of every image.
+        "BatchNorm": Case(sym.BatchNorm(data, axis=-3), data=(3, 2, 1)),
+        "Concat": Case(sym.concat(data, other, dim=2), data=(3, 2, 1)),
+        # It is not written again by each chunk at its images' offset.
+        "of weights": Case(sym.Group([weight * 2, dense]), whole=True, data=(5, 3)),
+        # In a chunk of one image it has the same shape as for all images.
+        "without an axis of images": Case(
+            sym.broadcast_add(others, sym.expand_dims(few, axis=0)), whole=True, data=(5, 2)
+        ),
+        # A chunk has lost the axis that these need.
+        "Deconvolution": Case(sym.Deconvolution(x, kernel=(3, 3), num_filter=2), data=(3, 2, 4, 5)),
+        "LeakyReLU": Case(sym.LeakyReLU(x, act_type="prelu"), data=(3, 4)),
+        "Pooling": Case(
+            sym.Pooling(x, kernel=(1,), global_pool=True, pool_type="avg"), data=(3, 4, 5)
+        ),
+        "Adaptive": Case(sym.contrib.AdaptiveAvgPooling2D(x), data=(3, 2, 4, 5)),
+        "Reshape": Case(sym.Reshape(x, shape=(0, 0, 0, 0)), data=(3, 2, 4, 5)),
     }
-    case = Case(symbols[op](), data=shapes[op])
-    assert error(case.run(case.network())[0], case.expected()[0]) < BELOW
+
+
+def test_what_has_no_chunks(mx, monkeypatch):
+    monkeypatch.setattr("ece408_op.network.resident._CHUNK_BYTES", 4)
+    check_together(_refusing_chunks(mx.sym), BELOW)
 
 
 def _chain(mx):
@@ -182,15 +169,21 @@ def test_images_that_depend_on_each_other_are_not_taken_apart(mx):
     assert error(found, case.expected()[0]) < BELOW
 
 
-def test_an_array_that_is_still_to_be_read_is_not_computed_onto(mx):
+def test_arrays_and_inputs_of_every_kind(mx):
+    """An array that is still to be read, inputs of several first sizes, and pixels as bytes."""
     sym = mx.sym
     x = sym.Pooling(sym.Variable("data"), kernel=(2, 2))
     both = x + sym.Convolution(x, kernel=(3, 3), pad=(1, 1), num_filter=3, name="a")
     weight = 0.5 * sym.Variable("weight", shape=(2, 3, 2, 2))
     read = sym.Convolution(both, weight, kernel=(2, 2), num_filter=2, no_bias=True, name="b")
-    case = Case(sym.Group([both * x, read, x]), data=(1, 3, 6, 7))
-    for found, expected in zip(case.run(case.network()), case.expected()):
-        assert error(found, expected) < BELOW
+    cases = {"still to be read": Case(sym.Group([both * x, read, x]), data=(1, 3, 6, 7))}
+    x = sym.Variable("data")
+    dense = sym.FullyConnected(x, sym.Variable("w"), num_hidden=4, no_bias=True)
+    cases["first sizes"] = Case(dense, data=(3, 5), w=(4, 5))
+    pixels = (sym.Cast(x, dtype="float32") - 128) / 64
+    c = sym.Convolution(pixels, kernel=(3, 3), num_filter=2, name="c")
+    cases["bytes"] = Case(c, dtype="uint8", data=(2, 3, 8, 7))
+    check_together(cases, BELOW)
 
 
 def test_results_that_are_made_of_weights_alone_are_there_in_every_call(mx):
@@ -207,26 +200,6 @@ def test_results_that_are_made_of_weights_alone_are_there_in_every_call(mx):
             assert error(found, expected) < BELOW
         other.run(another)
         case.arrays["data"] += 1
-
-
-def test_inputs_of_several_first_sizes_are_computed_as_a_whole(mx):
-    sym = mx.sym
-    case = Case(
-        sym.FullyConnected(sym.Variable("data"), sym.Variable("w"), num_hidden=4, no_bias=True),
-        data=(3, 5),
-        w=(4, 5),
-    )
-    assert error(case.run(case.network())[0], case.expected()[0]) < BELOW
-
-
-def test_pixels_can_be_bytes(mx):
-    x = (mx.sym.Cast(mx.sym.Variable("data"), dtype="float32") - 128) / 64
-    case = Case(
-        mx.sym.Convolution(x, kernel=(3, 3), num_filter=2, name="c"),
-        dtype="uint8",
-        data=(2, 3, 8, 7),
-    )
-    assert error(case.run(case.network())[0], case.expected()[0]) < BELOW
 
 
 def test_convolutions_are_in_the_log_of_op_times(mx):

@@ -7,7 +7,7 @@ import functools
 from types import SimpleNamespace
 
 import pytest
-from gpu_networks import NETWORKS, Case, array, error, small
+from gpu_networks import NETWORKS, Case, array, check_together, error, small
 
 from ece408_op import settings
 from ece408_op.errors import UnsupportedProblem
@@ -64,28 +64,15 @@ def _views(sym):
 
 @pytest.mark.usefixtures("emulated")
 def test_layers_seen_in_another_shape(mx):
-    for name, symbol in _views(mx.sym).items():
-        case = Case(symbol, data=(3, 6, 8))
-        (found,), (expected,) = case.run(case.network()), case.expected()
-        assert error(found, expected) < BELOW, name
-
-
-@pytest.mark.usefixtures("emulated")
-def test_the_one_part_of_a_split_in_another_shape(mx):
+    cases = {name: Case(symbol, data=(3, 6, 8)) for name, symbol in _views(mx.sym).items()}
     part = mx.sym.split(mx.sym.Variable("data") * 2, axis=1, num_outputs=1)
-    case = Case(mx.sym.Reshape(part, shape=(-1,)), whole=True, data=(3, 22))
-    (found,), (expected,) = case.run(case.network()), case.expected()
-    assert (found == expected).all()
-
-
-@pytest.mark.usefixtures("emulated")
-@pytest.mark.parametrize("axes", [(4, 5), (4, 5, 6, 7, 2)])
-def test_a_softmax_with_a_label_of_3_and_5_axes(mx, axes):
-    label = mx.sym.Variable("label")
-    symbol = mx.sym.SoftmaxOutput(mx.sym.Variable("data"), label)
-    case = Case(symbol, data=(3, *axes), label=(3, *axes[:-1]))
-    (found,), (expected,) = case.run(case.network()), case.expected()
-    assert error(found, expected) < BELOW
+    part = mx.sym.Reshape(part, shape=(-1,))
+    cases["the one part of a split"] = Case(part, whole=True, data=(3, 22))
+    labelled = mx.sym.SoftmaxOutput(mx.sym.Variable("data"), mx.sym.Variable("label"))
+    for axes in ((4, 5), (4, 5, 6, 7, 2)):
+        case = Case(labelled, data=(3, *axes), label=(3, *axes[:-1]))
+        cases[f"softmax with a label of {len(axes)} axes"] = case
+    check_together(cases, BELOW)
 
 
 @pytest.mark.usefixtures("emulated")
