@@ -196,29 +196,25 @@ def test_a_wrong_output_ends_a_file_and_no_other(play):
     assert len(right.seconds) == 4
 
 
-def test_a_file_that_needs_its_prolog_counts_as_a_whole(play):
-    play.wrong = lambda running: int(getattr(running, "name", "") == "new-forward.cu")
-    _, found = timing.measure(_files("new-forward.cu"), LAYERS[:1], 2)
+@pytest.mark.parametrize("how", ["wrong", "crashes", "one-method"])
+def test_a_file_that_needs_its_prolog_counts_as_a_whole(play, tmp_path, how):
+    files, note = _files("new-forward.cu"), "prolog and epilog count"
+    if how == "wrong":
+        play.wrong = lambda running: int(getattr(running, "name", "") == "new-forward.cu")
+    elif how == "crashes":
+        play.crashes = "new-forward.cu"
+    else:
+        path = tmp_path / "one-method.cu"
+        path.write_text(CUDA_FORMS[path.name])
+        files = [kernel_file.find(str(path))]
+        note = "copies count: conv_forward_gpu takes arrays on the host"
+    _, found = timing.measure(files, LAYERS[:1], 2)
     assert not found.failure
     assert found.seconds == [0.75, 0.75]
-    assert "prolog and epilog count" in found.note
+    assert note in found.note
 
 
-def test_copies_of_a_file_with_one_method_count(play, tmp_path):
-    path = tmp_path / "one-method.cu"
-    path.write_text(CUDA_FORMS[path.name])
-    _, found = timing.measure([kernel_file.find(str(path))], LAYERS[:1], 2)
-    assert not found.failure
-    assert found.seconds == [0.75, 0.75]
-    assert found.note == "copies count: conv_forward_gpu takes arrays on the host"
-
-
-def test_a_file_that_crashes_without_its_prolog_counts_as_a_whole(play):
-    play.crashes = "new-forward.cu"
-    _, found = timing.measure(_files("new-forward.cu"), LAYERS[:1], 2)
-    assert not found.failure
-    assert found.seconds == [0.75, 0.75]
-    assert "prolog and epilog count" in found.note
+def test_a_crash_is_told(play):
     play.crashes = "new-forward.cuh"
     _, found = timing.measure(_files("new-forward.cuh"), LAYERS[:1], 2)
     assert "illegal memory access" in found.failure

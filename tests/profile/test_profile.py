@@ -59,6 +59,7 @@ def _profile(*found, **more):
 
 
 def test_a_table_has_nvprofs_columns_and_order(recorded):
+    """The line is below the first entries that make up 90 percent."""
     assert len(tables.sections(recorded)) in (1, 3)
     for section in tables.sections(recorded):
         header, *lines = tables.text(section.rows).splitlines()
@@ -71,20 +72,11 @@ def test_a_table_has_nvprofs_columns_and_order(recorded):
         for end in (7, 17, 27, 37, 47, 57):
             assert all(row[end - 1] != " " and row[end] == " " for row in [header, *rows])
         assert all(row[57:59] == "  " and row[59] != " " for row in [header, *rows])
-
-
-def test_a_row_sums_up_the_activities_of_one_name(recorded):
-    for section in tables.sections(recorded):
         for row in section.rows:
             each = [a.duration_ns for a in recorded.activities if a.name == row.name]
             assert (row.calls, row.total_ns) == (len(each), sum(each))
             assert (row.min_ns, row.max_ns) == (min(each), max(each))
             assert row.avg_ns == sum(each) / len(each)
-
-
-def test_the_line_is_below_the_first_entries_that_make_up_90_percent(recorded):
-    for section in tables.sections(recorded):
-        lines = tables.text(section.rows).splitlines()[1:]
         (mark,) = (number for number, line in enumerate(lines) if line.startswith("---"))
         total = sum(row.total_ns for row in section.rows)
         above = [row.total_ns for row in section.rows[:mark]]
@@ -327,6 +319,9 @@ class FakeCupti(types.ModuleType):
         self.ActivityKind = types.SimpleNamespace(**{k: i for i, k in enumerate(self.KINDS)})
         self.CallbackDomain = types.SimpleNamespace(DRIVER_API="driver", RUNTIME_API="runtime")
         self.records, self.failure, self.enabled = list(records), failure, set()
+        self.activity_enable, self.activity_disable = self.enabled.add, self.enabled.remove
+        self.get_timestamp = lambda: 1_000
+        self.get_callback_name = "{}_{}".format
 
     def activity_register_callbacks(self, requested, completed):
         if self.failure is not None:
@@ -334,20 +329,8 @@ class FakeCupti(types.ModuleType):
         assert requested()[0] > 0
         self.completed = completed
 
-    def activity_enable(self, kind):
-        self.enabled.add(kind)
-
-    def activity_disable(self, kind):
-        self.enabled.remove(kind)
-
     def activity_flush_all(self, flag):
         self.completed(self.records)
-
-    def get_timestamp(self):
-        return 1_000
-
-    def get_callback_name(self, domain, number):
-        return f"{domain}_{number}"
 
 
 def _record(kind, start, end, **fields):
@@ -421,17 +404,15 @@ def test_cuptis_refusals_are_one_line(cupti, failure, error, message):
     assert len(str(caught.value).splitlines()) == 1
 
 
-def test_without_cupti_the_extra_is_named(monkeypatch):
-    monkeypatch.setattr(sys, "version_info", (3, 10, 0))
+@pytest.mark.parametrize(
+    ("python", "message"),
+    [((3, 10, 0), r"pip install 'ece408_op\[profile\]'"), ((3, 9, 18), "Python 3\\.10 or later")],
+)
+def test_without_cupti_what_is_needed_is_named(monkeypatch, python, message):
+    monkeypatch.setattr(sys, "version_info", python)
     monkeypatch.setitem(sys.modules, "cupti", None)
     monkeypatch.setitem(sys.modules, "cupti.cupti", None)
-    with pytest.raises(errors.ProfilerMissing, match=r"pip install 'ece408_op\[profile\]'"):
-        cupti_recorder.CuptiRecorder()
-
-
-def test_python_3_9_is_told_so(monkeypatch):
-    monkeypatch.setattr(sys, "version_info", (3, 9, 18))
-    with pytest.raises(errors.ProfilerMissing, match=r"needs Python 3\.10 or later"):
+    with pytest.raises(errors.ProfilerMissing, match=message):
         cupti_recorder.CuptiRecorder()
 
 

@@ -45,23 +45,22 @@ def _programs(player):
     return [this_python.parts(command)[1][0] for command in player.commands]
 
 
-def test_outputs_are_verbatim(report):
+def test_what_the_cpu_computed(report, monkeypatch):
+    """Outputs are verbatim; op times by size with correctness; settings without places."""
+    monkeypatch.setenv("ECE408_ISA", "avx2")
+    monkeypatch.setenv("ECE408_DATA", "/somewhere")
     text = report()
+    settings = _section(text, "Machine and versions")
+    assert "| ECE408_ISA | avx2 |" in settings
+    assert "/somewhere" not in settings
     assert f"```text\n{HEAD}EvalMetric: {{'accuracy': 0.9031}}\n{THEIRS}{TIME}```" in text
     ours = HEAD + "Op Time: 0.670709\nOp Time: 0.561799\nCorrectness: 0.9031 Model: ece408\n"
     assert _section(text, "m2.1").count(f"```text\n{ours}{TIME}```") == 2
     assert "`ece408 m2.1 ece408 100 --term=2019fa`" in text
-
-
-def test_op_times_by_size_with_correctness(report):
-    section = _section(report(), "m2.1")
+    section = _section(text, "m2.1")
     assert "| images | runs | correctness | conv1, ms | conv2, ms | sum, ms |" in section
     for size in (100, 1000):
         assert f"| {size} | 1 | 0.9031 | 671 | 562 | 1233 | 4.53 | 3179 |" in section
-
-
-def test_mxnets_own_op_times_are_shown(report):
-    text = report()
     assert "| 1000 | 1 | 0.9031 | 1500 | 500 | 2000 | 4.53 | 3179 |" in _section(text, "m1.1")
     assert "within the network, which is 2.2 and 0.9 times MXNet's speed" in text
 
@@ -86,8 +85,8 @@ def test_repeats_give_medians_and_quartiles(player, tmp_path):
 
 def test_first_come_one_sentence_and_one_chart(report, player):
     player.gpu = True
-    first = report().partition("<!-- notes")[0]
-    title, finding, chart, caption = first.strip().split("\n\n")
+    text = report()
+    title, finding, chart, caption = text.partition("<!-- notes")[0].strip().split("\n\n")
     assert title.startswith("# ")
     assert finding == (
         "Our convolution takes 671 ms in conv1 and 562 ms in conv2 for 1000 images on the CPU, "
@@ -97,6 +96,14 @@ def test_first_come_one_sentence_and_one_chart(report, player):
     )
     assert chart.startswith("![Op times")
     assert "a hollow dot a single run" in caption
+    # Entries beyond most of the time, and outputs, are folded.
+    section = _section(text, "m3.1")
+    shown = re.sub(r"<details>.*?</details>", "", section, flags=re.S)
+    assert "cuStreamSynchronize" in shown
+    for folded in ("cuLaunchKernel", "Op Time"):
+        assert folded in section
+        assert folded not in shown
+    assert "<details><summary>1 more</summary>" in section
 
 
 def test_the_sentence_has_the_times_and_the_numbers_of_images_that_were_measured(player, tmp_path):
@@ -117,17 +124,6 @@ def test_without_times_the_sentence_says_so(player, options, tmp_path):
     assert "\n\nNo convolution of ours was timed here.\n\n" in text
 
 
-def test_entries_beyond_most_of_the_time_and_outputs_are_folded(report, player):
-    player.gpu = True
-    section = _section(report(), "m3.1")
-    shown = re.sub(r"<details>.*?</details>", "", section, flags=re.S)
-    assert "cuStreamSynchronize" in shown
-    for folded in ("cuLaunchKernel", "Op Time"):
-        assert folded in section
-        assert folded not in shown
-    assert "<details><summary>1 more</summary>" in section
-
-
 def test_what_cannot_run_is_said_in_place(report, player):
     text = report()
     for title in ("m1.2", "m3.1", "m4.1", "final"):
@@ -140,10 +136,8 @@ def test_what_cannot_run_is_said_in_place(report, player):
     # One program of each kind found that out; the others were skipped.
     scripts = _programs(player)
     assert [s for s in scripts if s in ("m1.2", "m3.1", "m4.1", "final", "gpu")] == ["m1.2", "m3.1"]
-
-
-def test_cudnns_times_are_labelled_as_another_machines(report):
-    section = _section(report(), "m1.2")
+    # cuDNN's times are labelled as another machine's.
+    section = _section(text, "m1.2")
     assert re.search(r"cuDNN's own times .* \*\*on another machine\*\* \(NVIDIA H200,", section)
     assert re.search(r"through PyTorch .* not through MXNet", section, re.S)
     assert re.search(r"^\| NCHW float32 \| [\d.]+ \| [\d.]+ \|$", section, re.M)
@@ -169,11 +163,8 @@ def test_on_a_gpu_both_tables_and_what_the_difference_is(report, player):
     assert "the most of it in `cuStreamSynchronize`" in difference
     # This GPU's cuDNN is in the ladder, so no other machine's is shown.
     assert "another machine" not in text
-
-
-def test_the_effect_of_each_kernel(report, player):
-    player.gpu = True
-    section = _section(report(), "Optimisations")
+    # The effect of each kernel.
+    section = _section(text, "Optimisations")
     three = "8.000 (8.000 to 8.000)"
     assert f"| 1_naive | {three} |  | {three} |  |" in section
     gain = "8.00x over 1_naive"
@@ -189,11 +180,11 @@ def test_the_effect_of_each_kernel(report, player):
     assert re.search(
         r"^\| conv1 \| 13_column_pairs \| \d+ \| \d+ \| 0.500 \| 25% \|$", section, re.M
     )
+    assert "above 100%" not in text
 
 
 def test_above_the_floor_is_explained(report, player):
     player.gpu = True
-    assert "above 100%" not in report()
     fast = replace(played_ladder("cpu"), floors_ms={"conv1": 4.0, "conv2": 9.0})
     player.instead["measure_ladder cpu"] = CompletedProcess([], 0, ladder.to_json(fast), "")
     slower = "this machine was slower when its ceilings were measured."
@@ -288,14 +279,6 @@ def test_other_options_do_not_go_on(player, options, tmp_path):
     make.make(other, tmp_path)
     kept = {path.name for path in (tmp_path / "results").glob("m2.1*")}
     assert kept == {"m2.1-100.json"}
-
-
-def test_settings_are_named_but_not_where_things_lie(report, monkeypatch):
-    monkeypatch.setenv("ECE408_ISA", "avx2")
-    monkeypatch.setenv("ECE408_DATA", "/somewhere")
-    section = _section(report(), "Machine and versions")
-    assert "| ECE408_ISA | avx2 |" in section
-    assert "/somewhere" not in section
 
 
 def test_written_again_without_running_anything(report, player, tmp_path):

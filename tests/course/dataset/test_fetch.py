@@ -387,26 +387,20 @@ def test_what_apt_complains_of_is_told(site, folder, packaged, tools):
         ("sys.exit('dpkg-deb: error: not an archive')", "dpkg-deb: error: not an archive"),
         ("sys.exit(2)", "dpkg-deb: exit status 2"),
         ("", f"its {IMAGES}"),
+        ("other files", f"its {IMAGES}: is truncated"),
+        ("no dpkg-deb", "there is no dpkg-deb here"),
     ],
 )
 def test_a_package_that_does_not_unpack_is_told(site, folder, packaged, tools, code, text):
     site.files.clear()
-    tools("dpkg-deb", code)
+    if code == "other files":
+        (packaged / IMAGES).write_bytes(b"other")
+    elif code == "no dpkg-deb":
+        os.unlink(f"{os.environ['PATH']}/dpkg-deb")
+    else:
+        tools("dpkg-deb", code)
     assert text in failure(folder, site)
     assert visible(folder) == []
-
-
-def test_a_package_with_other_files_is_refused(site, folder, packaged):
-    site.files.clear()
-    (packaged / IMAGES).write_bytes(b"other")
-    assert f"its {IMAGES}: is truncated" in failure(folder, site)
-    assert visible(folder) == []
-
-
-def test_without_dpkg_deb_there_is_no_package(site, folder, tools):
-    site.files.clear()
-    tools("apt-get", "")
-    assert "there is no dpkg-deb here" in failure(folder, site)
 
 
 def test_an_interruption_leaves_only_the_part(site, folder, monkeypatch):

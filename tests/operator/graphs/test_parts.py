@@ -72,6 +72,14 @@ def repeat(nets, data, times=2):
         agree(nets, data())
 
 
+@pytest.fixture
+def net(nets, data):
+    """Return the hybridized block, whose parameters are cached."""
+    nets[0].hybridize()
+    repeat(nets, data)
+    return nets[0]
+
+
 def operators(symbol, **shapes):
     """Return the operators that MXNet runs for a graph in inference, sorted."""
     mx = pytest.importorskip("mxnet")
@@ -234,7 +242,14 @@ def _operator(mx, name, forward):
     mx.operator.register(name)(Properties)
 
 
-def test_a_call_in_flight_has_the_parameters_that_it_was_given(mx, nets, data):
+def _failing(mx, name):
+    def forward(x, y):
+        raise ValueError("no such numbers")
+
+    _operator(mx, name, forward)
+
+
+def test_a_call_in_flight_has_the_parameters_that_it_was_given(mx, net, nets, data):
     """Its data is pending when parameters are written, and then cached again."""
     is_there = threading.Event()
 
@@ -243,10 +258,7 @@ def test_a_call_in_flight_has_the_parameters_that_it_was_given(mx, nets, data):
         y[:] = x
 
     _operator(mx, "parts_test_waits", forward)
-    net, beside = nets
-    net.hybridize()
-    repeat(nets, data)
-    given = data()
+    beside, given = nets[1], data()
     before = beside(given).asnumpy()
     first = net(mx.nd.Custom(given, op_type="parts_test_waits"))
     net.norm.gamma.set_data(mx.nd.full(32, 2))
@@ -258,26 +270,17 @@ def test_a_call_in_flight_has_the_parameters_that_it_was_given(mx, nets, data):
         np.testing.assert_allclose(each.asnumpy(), after, rtol=1e-4, atol=1e-4)
 
 
-def test_data_that_is_written_after_a_call_is_not_read_by_it(mx, nets, data):
-    net, beside = nets
-    net.hybridize()
-    repeat(nets, data)
+def test_data_that_is_written_after_a_call_is_not_read_by_it(mx, net, nets, data):
     for _ in range(20):
         given = data()
-        expected = beside(given).asnumpy()
+        expected = nets[1](given).asnumpy()
         found = net(given)
         given[:] = 1
         np.testing.assert_allclose(found.asnumpy(), expected, rtol=1e-4, atol=1e-4)
 
 
-def test_failed_data_and_writes_are_raised(mx, nets, data):
-    def forward(x, y):
-        raise ValueError("no such numbers")
-
-    _operator(mx, "parts_test_fails", forward)
-    net, _ = nets
-    net.hybridize()
-    repeat(nets, data)
+def test_failed_data_and_writes_are_raised(mx, net, nets, data):
+    _failing(mx, "parts_test_fails")
     with pytest.raises(mx.MXNetError, match="CustomOpFBFunc"):
         net(mx.nd.Custom(data(), op_type="parts_test_fails")).wait_to_read()
     agree(nets, data())
@@ -323,9 +326,7 @@ def test_a_setting_that_changes_is_obeyed(nets, data, monkeypatch, flags):
         assert {each.precision for each in times} == {precision}
 
 
-def test_one_call_in_each_mode_is_logged(nets, data):
-    nets[0].hybridize()
-    repeat(nets, data)
+def test_one_call_in_each_mode_is_logged(net, data):
     with ece408_op.op_times() as times:
         nets[0](data()).wait_to_read()
     assert [each.layer for each in times] == ["net_conv0_fwd", "net_conv1_fwd", "net_conv2_fwd"]
@@ -344,10 +345,7 @@ def test_what_the_step_refuses_is_raised(mx, nets, data, monkeypatch):
     agree(nets, data())
 
 
-def test_wrong_data_is_refused_and_right_data_taken_afterwards(mx, nets, data):
-    net, _ = nets
-    net.hybridize()
-    repeat(nets, data)
+def test_wrong_data_is_refused_and_right_data_taken_afterwards(mx, net, nets, data):
     with pytest.raises((mx.MXNetError, Ece408Error)):
         net(mx.nd.ones((2, 4, 9, 8))).wait_to_read()
     agree(nets, data())
@@ -375,10 +373,7 @@ def test_an_operator_that_is_not_told_which_inputs_are_data(mx, data):
         np.testing.assert_allclose(call(given, weight).asnumpy(), expected, rtol=1e-4, atol=1e-4)
 
 
-def test_a_monitor_hears_the_calls(mx, nets, data):
-    net, _ = nets
-    net.hybridize()
-    repeat(nets, data)
+def test_a_monitor_hears_the_calls(mx, net, data):
     heard = []
     net.register_op_hook(lambda node, name, array: heard.append(node))
     net(data()).wait_to_read()

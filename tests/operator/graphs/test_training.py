@@ -85,6 +85,20 @@ def _results(mx, executor):
     return {**arrays, **outputs, **executor.aux_dict, **executor.arg_dict}
 
 
+def _check(mx, rng, make, requests="write", gradient=None, **given):
+    """Compare a training step of a graph that `make` returns for a convolution. `gradient` is a
+    function of the output; without it the graph ends in a loss."""
+    executors, values = [], None
+    for convolution in (mx.sym.Convolution, ece408_op.Convolution):
+        symbol = make(convolution)
+        values = values or {**_values(rng, symbol), **given}
+        executors.append(_bound(mx, symbol, values, requests))
+    for executor in executors:
+        output = executor.forward(True)[0]
+        executor.backward(*([] if gradient is None else [gradient(output)]))
+    _agree(*(_results(mx, each) for each in reversed(executors)))
+
+
 @pytest.mark.parametrize("requests", ["write", "add", "mixed"])
 @pytest.mark.parametrize("fix_gamma", [False, True])
 def test_executors(mx, rng, requests, fix_gamma):
@@ -375,18 +389,12 @@ def test_long_sums_of_gradients_are_left_to_python(mx):
 
 @pytest.mark.parametrize("norm", [{"use_global_stats": True}, {"output_mean_var": True}])
 def test_other_normalisation(mx, rng, norm):
-    symbols = []
-    for convolution in (mx.sym.Convolution, ece408_op.Convolution):
+    def make(convolution):
         x = convolution(mx.sym.Variable("data"), name="first", **COMMON)
         x = mx.sym.BatchNorm(x, name="norm", fix_gamma=False, **norm)[0]
-        symbols.append(convolution(mx.sym.relu(x), name="last", **COMMON))
-    values = _values(rng, symbols[0])
-    executors = [_bound(mx, symbol, values, "write") for symbol in symbols]
-    for executor in executors:
-        output = executor.forward(True)[0]
-        executor.backward(mx.nd.array(np.cos(np.arange(output.size)).reshape(output.shape)))
-    native, ours = executors
-    _agree(_results(mx, ours), _results(mx, native))
+        return convolution(mx.sym.relu(x), name="last", **COMMON)
+
+    _check(mx, rng, make, gradient=lambda y: mx.nd.cos(mx.nd.arange(y.size)).reshape(y.shape))
 
 
 def test_copies_once_a_gradient_is_to_be_added(mx, rng, monkeypatch):
@@ -453,18 +461,12 @@ def test_calls_recorded_before_their_gradients(mx, rng, hybrid):
 
 
 def test_a_loss_needs_no_gradient_for_its_result(mx, rng):
-    executors = []
-    values = None
-    for convolution in (mx.sym.Convolution, ece408_op.Convolution):
+    def make(convolution):
         x = convolution(mx.sym.Variable("data"), name="first", **COMMON)
         x = mx.sym.FullyConnected(mx.sym.relu(x), num_hidden=5, name="dense")
-        symbol = mx.sym.SoftmaxOutput(x, name="softmax")
-        values = values or {**_values(rng, symbol), "softmax_label": rng.integers(0, 5, SHAPE[0])}
-        executors.append(_bound(mx, symbol, values, "write"))
-    for executor in executors:
-        executor.forward(True)
-        executor.backward()
-    _agree(_results(mx, executors[1]), _results(mx, executors[0]))
+        return mx.sym.SoftmaxOutput(x, name="softmax")
+
+    _check(mx, rng, make, softmax_label=rng.integers(0, 5, SHAPE[0]))
 
 
 @pytest.mark.parametrize("hybrid", STATIC)
@@ -505,12 +507,8 @@ def test_gradients_of_prediction(mx, rng):
 
 @pytest.mark.parametrize("request_of_all", ["write", "add"])
 def test_a_fixed_gamma_is_1_in_training(mx, rng, request_of_all):
-    executors, values = [], None
-    for convolution in (mx.sym.Convolution, ece408_op.Convolution):
+    def make(convolution):
         x = convolution(mx.sym.Variable("data"), name="first", **COMMON)
-        symbol = mx.sym.BatchNorm(x, name="norm", use_global_stats=True)
-        values = values or _values(rng, symbol)
-        executors.append(_bound(mx, symbol, values, request_of_all))
-    for executor in executors:
-        executor.backward(mx.nd.ones(executor.forward(True)[0].shape))
-    _agree(_results(mx, executors[1]), _results(mx, executors[0]))
+        return mx.sym.BatchNorm(x, name="norm", use_global_stats=True)
+
+    _check(mx, rng, make, request_of_all, mx.nd.ones_like)
