@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import re
 import sys
 import threading
 from types import SimpleNamespace
@@ -42,30 +41,26 @@ def test_no_driver():
 
 
 @pytest.mark.parametrize(
-    ("missing", "message"),
+    ("missing", "devices", "own_operator", "message"),
     [
-        ({"capability": (7, 0)}, "has compute capability 7.0, the CUDA kernels need 7.5"),
-        ({"pycuda": None}, "PyCUDA is not installed; pip install 'ece408_op[cuda]'"),
-        ({"nvcc": None}, "nvcc is not found; install the CUDA toolkit, or set CUDA_HOME"),
+        (
+            {"capability": (7, 0)},
+            "",
+            True,
+            r"has compute capability 7.0, the CUDA kernels need 7.5",
+        ),
+        ({"pycuda": None}, "", True, r"PyCUDA is not installed; pip install 'ece408_op\[cuda\]'"),
+        ({"nvcc": None}, "", True, "is not found; install the CUDA toolkit, or set CUDA_HOME"),
+        ({}, "0,3", True, r"no GPU 3 \(--gpu, ECE.*\); there are 1, numbered"),
+        # Of MXNet's own.
+        ({}, "", False, r"built for the CPU only; .* 'ece408_op\[cu117\]'"),
     ],
 )
-def test_what_our_kernels_lack(monkeypatch, missing, message):
+def test_what_is_lacking(monkeypatch, missing, devices, own_operator, message):
     _pretend(monkeypatch, **missing)
-    with pytest.raises(NoUsableGpu, match=re.escape(message)):
-        gpu_check.choose_way(own_operator=True)
-
-
-def test_a_gpu_that_is_asked_for_and_not_there(monkeypatch):
-    _pretend(monkeypatch)
-    monkeypatch.setenv("ECE408_DEVICES", "0,3")
-    with pytest.raises(NoUsableGpu, match=r"no GPU 3 \(--gpu, ECE.*\); there are 1, numbered"):
-        gpu_check.choose_way(own_operator=True)
-
-
-def test_mxnets_cpu_build_has_no_gpu_convolution(monkeypatch):
-    _pretend(monkeypatch)
-    with pytest.raises(NoUsableGpu, match=r"built for the CPU only; .* 'ece408_op\[cu117\]'"):
-        gpu_check.choose_way(own_operator=False)
+    monkeypatch.setenv("ECE408_DEVICES", devices)
+    with pytest.raises(NoUsableGpu, match=message):
+        gpu_check.choose_way(own_operator)
 
 
 STAGED = (
@@ -113,8 +108,6 @@ def test_final_on_a_gpu_that_mxnet_cannot_use(monkeypatch, tmp_path):
 
 
 def test_the_cuda_backend_asked_for_by_name_needs_a_gpu_too(monkeypatch, capsys):
-    from ece408_op.cli.main import execute
-
     monkeypatch.setattr(gpu, "find_driver", Mock(side_effect=NoUsableGpu("no NVIDIA driver")))
     assert execute(["m2.1", "5", "--backend", "cuda"]) == NoUsableGpu.exit_code
     assert capsys.readouterr() == ("", "ece408: error: no NVIDIA driver\n")
@@ -140,8 +133,6 @@ def test_a_machine_without_a_gpu_is_told_so(run_python, name):
     [(["0"], 3), (["abc"], 4), (["5", "--term", "1999fa"], 4), (["5", "--batch-size", "x"], 3)],
 )
 def test_bad_input_comes_before_the_gpu(name, arguments, code, capsys):
-    from ece408_op.cli.main import execute
-
     assert execute([name, *arguments]) == code
     assert len(capsys.readouterr().err.splitlines()) == 1
 

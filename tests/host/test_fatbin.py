@@ -49,60 +49,50 @@ def library(tmp_path):
     return write
 
 
-def test_every_container_and_entry_is_read_once_in_order(library):
-    fatbin = (
-        container(entry(CODE, 100), entry(CODE, 86))
-        + bytes(8)
-        + container(entry(PTX, 86), entry(CODE, 86), entry(CODE, 75))
-    )
-    path = library(elf(_dot_text=b"code", _dot_nv_fatbin=fatbin))
-    assert architectures(path) == ["sm_75", "sm_86", "sm_100", "compute_86"]
-    assert architectures(str(path)) == architectures(path)
+# By architectures, the sections that have them. Each container and entry is read once, in order;
+# code for one GPU or family has nvcc's suffix; relocatable code counts, and other sections do not;
+# a header without sizes ends the search.
+SECTIONS = {
+    ("sm_75", "sm_86", "sm_100", "compute_86"): {
+        "_dot_text": b"code",
+        "_dot_nv_fatbin": container(entry(CODE, 100), entry(CODE, 86)) + bytes(8)
+        + container(entry(PTX, 86), entry(CODE, 86), entry(CODE, 75)),
+    },
+    ("sm_90", "sm_90a", "sm_100f"): {
+        "_dot_nv_fatbin": container(
+            entry(CODE, 90, EXACT), entry(CODE, 100, FAMILY), entry(CODE, 90)
+        ),
+    },
+    ("sm_80",): {
+        "__nv_relfatbin": container(entry(CODE, 80)),
+        "_dot_data": container(entry(CODE, 70)),
+        "_dot_nvFatBinSegment": container(entry(CODE, 60)),
+    },
+    (): {
+        "_dot_text": b"code",
+        "_dot_nv_fatbin": struct.pack("<IHHQ", 0xBA55ED50, 1, 0, 0)
+        + container(struct.pack("<HHIQ", CODE, 0x101, 0, 0) + bytes(48)),
+    },
+}  # fmt: skip
 
 
-def test_code_for_one_gpu_or_family_has_nvccs_suffix(library):
-    fatbin = container(entry(CODE, 90, EXACT), entry(CODE, 100, FAMILY), entry(CODE, 90))
-    path = library(elf(_dot_nv_fatbin=fatbin))
-    assert architectures(path) == ["sm_90", "sm_90a", "sm_100f"]
+@pytest.mark.parametrize("found", SECTIONS)
+def test_architectures_of_a_library(library, found):
+    path = library(elf(**SECTIONS[found]))
+    assert architectures(path) == architectures(str(path)) == list(found)
 
 
-def test_relocatable_code_counts_and_other_sections_do_not(library):
-    path = library(
-        elf(
-            __nv_relfatbin=container(entry(CODE, 80)),
-            _dot_data=container(entry(CODE, 70)),
-            _dot_nvFatBinSegment=container(entry(CODE, 60)),
-        )
-    )
-    assert architectures(path) == ["sm_80"]
-
-
-def test_a_library_without_gpu_code_has_none(library):
+def test_what_has_no_architectures(library, tmp_path):
     assert architectures(library(elf(_dot_text=b"code"))) == []
     assert architectures(native.LIBRARY) == []
-
-
-def test_a_header_without_sizes_ends_the_search(library):
-    empty = struct.pack("<IHHQ", 0xBA55ED50, 1, 0, 0)
-    fatbin = empty + container(struct.pack("<HHIQ", CODE, 0x101, 0, 0) + bytes(48))
-    assert architectures(library(elf(_dot_nv_fatbin=fatbin))) == []
-
-
-@pytest.mark.parametrize("content", [b"", b"\x7fELF\x01\x01 32 bits", b"#!/bin/sh\n" * 20])
-def test_other_files_are_refused(library, content):
-    with pytest.raises(ValueError, match=r"ELF|empty"):
-        architectures(library(content))
-
-
-def test_a_truncated_library_is_refused(library):
+    for content in (b"", b"\x7fELF\x01\x01 32 bits", b"#!/bin/sh\n" * 20):
+        with pytest.raises(ValueError, match=r"ELF|empty"):
+            architectures(library(content))
     whole = elf(_dot_nv_fatbin=container(entry(CODE, 80)))
     with pytest.raises(ValueError, match=r"lib\.so is a damaged ELF file"):
         architectures(library(whole[:-70]))
-
-
-def test_a_missing_library_is_an_os_error(tmp_path):
     with pytest.raises(FileNotFoundError):
-        architectures(tmp_path / "lib.so")
+        architectures(tmp_path / "none.so")
 
 
 @pytest.mark.slow

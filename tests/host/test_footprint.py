@@ -29,24 +29,22 @@ def test_what_the_machine_has(tmp_path):
     "files",
     [
         {
-            "sys/fs/cgroup/memory.max": f"{4 * GIB}\n",
-            "sys/fs/cgroup/memory.current": f"{3 * GIB}\n",
-            "sys/fs/cgroup/memory.stat": f"anon 5\ninactive_file {GIB}\n",
+            "memory.max": f"{4 * GIB}\n",
+            "memory.current": f"{3 * GIB}\n",
+            "memory.stat": f"anon 5\ninactive_file {GIB}\n",
         },
         {
-            "sys/fs/cgroup/memory/memory.limit_in_bytes": f"{4 * GIB}\n",
-            "sys/fs/cgroup/memory/memory.usage_in_bytes": f"{3 * GIB}\n",
-            "sys/fs/cgroup/memory/memory.stat": f"total_inactive_file {GIB}\n",
+            "memory/memory.limit_in_bytes": f"{4 * GIB}\n",
+            "memory/memory.usage_in_bytes": f"{3 * GIB}\n",
+            "memory/memory.stat": f"total_inactive_file {GIB}\n",
         },
+        {"memory.max": "max\n", "memory.current": "1\n"},
     ],
 )
 def test_a_containers_limit_counts_without_reclaimable_cache(tmp_path, files):
-    assert footprint.available_bytes(_fake_root(tmp_path, {**MEMINFO, **files})) == 2 * GIB
-
-
-def test_a_container_without_a_limit(tmp_path):
-    files = {"sys/fs/cgroup/memory.max": "max\n", "sys/fs/cgroup/memory.current": "1\n"}
-    assert footprint.available_bytes(_fake_root(tmp_path, {**MEMINFO, **files})) == 8 * GIB
+    left = 8 * GIB if files.get("memory.max") == "max\n" else 2 * GIB
+    files = {f"sys/fs/cgroup/{name}": text for name, text in files.items()}
+    assert footprint.available_bytes(_fake_root(tmp_path, {**MEMINFO, **files})) == left
 
 
 def test_too_little_memory_names_a_batch_size_that_fits(mx, monkeypatch):

@@ -10,34 +10,28 @@ PLAIN = ConvAttributes((5, 3), 8)
 GROUPED = ConvAttributes((3, 3), 8, stride=(2, 1), pad=(1, 0), num_group=2, no_bias=True)
 
 
-def test_weight_bias_and_output_from_data():
-    inputs, output = infer_shapes(PLAIN, [[2, 6, 20, 21], [], []])
-    assert inputs == [[2, 6, 20, 21], [8, 6, 5, 3], [8]]
-    assert output == [2, 8, 16, 19]
+LINE = ConvAttributes((1, 3), 8, stride=(1, 2), num_group=2, spatial=1)
 
 
-def test_groups_stride_and_pad():
-    inputs, output = infer_shapes(GROUPED, [[2, 6, 20, 21], []])
-    assert inputs == [[2, 6, 20, 21], [8, 3, 3, 3]]
-    assert output == [2, 8, 10, 19]
-
-
-def test_channels_of_data_from_weight():
-    inputs, output = infer_shapes(GROUPED, [[-1, -1, 20, -1], [8, 3, 3, 3]])
-    assert inputs == [[-1, 6, 20, -1], [8, 3, 3, 3]]
-    assert output == [-1, 8, 10, -1]
-
-
-def test_nothing_known_still_gives_what_the_attributes_say():
-    inputs, output = infer_shapes(PLAIN, [[], [], []])
-    assert inputs == [[-1, -1, -1, -1], [8, -1, 5, 3], [8]]
-    assert output == [-1, 8, -1, -1]
-
-
-def test_unknown_sizes_may_be_zero():
-    inputs, output = infer_shapes(PLAIN, [[0, 6, 0, 21], [8, 0, 5, 3], []])
-    assert inputs == [[-1, 6, -1, 21], [8, 6, 5, 3], [8]]
-    assert output == [-1, 8, -1, 19]
+@pytest.mark.parametrize(
+    ("attributes", "given", "inputs", "output"),
+    [
+        (PLAIN, [[2, 6, 20, 21], [], []], [[2, 6, 20, 21], [8, 6, 5, 3], [8]], [2, 8, 16, 19]),
+        (GROUPED, [[2, 6, 20, 21], []], [[2, 6, 20, 21], [8, 3, 3, 3]], [2, 8, 10, 19]),
+        # Channels of the data from the weight.
+        (GROUPED, [[-1, -1, 20, -1], [8, 3, 3, 3]], [[-1, 6, 20, -1], [8, 3, 3, 3]],
+         [-1, 8, 10, -1]),
+        # From the attributes alone.
+        (PLAIN, [[], [], []], [[-1, -1, -1, -1], [8, -1, 5, 3], [8]], [-1, 8, -1, -1]),
+        # Unknown sizes may be zero.
+        (PLAIN, [[0, 6, 0, 21], [8, 0, 5, 3], []], [[-1, 6, -1, 21], [8, 6, 5, 3], [8]],
+         [-1, 8, -1, 19]),
+        (LINE, [[2, 6, 21], [], []], [[2, 6, 21], [8, 3, 3], [8]], [2, 8, 10]),
+        (LINE, [[], [8, 3, 3], []], [[-1, 6, -1], [8, 3, 3], [8]], [-1, 8, -1]),
+    ],
+)  # fmt: skip
+def test_shapes(attributes, given, inputs, output):
+    assert infer_shapes(attributes, given) == (inputs, output)
 
 
 @pytest.mark.parametrize(
@@ -58,16 +52,6 @@ def test_contradictions(given, message):
 def test_channels_that_groups_do_not_divide():
     with pytest.raises(InvalidProblem, match="num_group 2 must divide both the 5 input channels"):
         infer_shapes(GROUPED, [[2, 5, 20, 21], []])
-
-
-def test_one_dimension():
-    attributes = ConvAttributes((1, 3), 8, stride=(1, 2), num_group=2, spatial=1)
-    inputs, output = infer_shapes(attributes, [[2, 6, 21], [], []])
-    assert inputs == [[2, 6, 21], [8, 3, 3], [8]]
-    assert output == [2, 8, 10]
-    inputs, output = infer_shapes(attributes, [[], [8, 3, 3], []])
-    assert inputs == [[-1, 6, -1], [8, 3, 3], [8]]
-    assert output == [-1, 8, -1]
 
 
 def test_an_output_larger_than_mxnets_arrays():

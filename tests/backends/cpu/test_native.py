@@ -20,33 +20,20 @@ from ece408_op.problem import ConvProblem
 PROBLEM = ConvProblem.parse("b1,c1,h3,w3,m1,k3")
 
 
-def test_a_missing_library(tmp_path):
-    path = tmp_path / "libece408_cpu.so"
-    with pytest.raises(KernelsMissing) as caught:
-        native.load(path)
-    text = str(caught.value)
-    assert text.startswith(f"the compiled CPU kernels are not at {path}; ")
-    assert "pip install ." in text
-    assert "\n" not in text
-
-
-def test_a_file_that_is_no_library(tmp_path):
-    path = tmp_path / "libece408_cpu.so"
+def test_what_is_not_the_library(tmp_path, monkeypatch):
+    """None, no library, one of another version, and one of something else."""
+    path, none = tmp_path / "libece408_cpu.so", tmp_path / "none.so"
     path.write_text("not a library")
-    with pytest.raises(KernelsMissing, match="does not load") as caught:
-        native.load(path)
-    assert "\n" not in str(caught.value)
-
-
-def test_a_library_of_another_version(monkeypatch):
     monkeypatch.setattr(native, "_ABI_VERSION", 999)
-    with pytest.raises(KernelsMissing, match="this package needs 999"):
-        native.load(native.LIBRARY)
-
-
-def test_a_library_of_something_else():
-    with pytest.raises(KernelsMissing, match="ece408_abi_version"):
-        native.load(Path(mtrand.__file__))
+    for given, message in (
+        (none, rf"^the compiled CPU kernels are not at {none}; .*pip install \."),
+        (path, "does not load"),
+        (native.LIBRARY, "this package needs 999"),
+        (Path(mtrand.__file__), "ece408_abi_version"),
+    ):
+        with pytest.raises(KernelsMissing, match=message) as caught:
+            native.load(given)
+        assert "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize(

@@ -57,13 +57,10 @@ def test_limit_gives_the_first_images(named, size):
     np.testing.assert_array_equal(labels, [0, 1, 2, 3, 4])
 
 
-@pytest.mark.parametrize("limit", [0, -1, 13])
-def test_a_limit_that_cannot_be_met_is_refused(named, limit):
-    with pytest.raises(InvalidSize, match=f"{limit} images .* from 1 to 12"):
-        fashion_data.load("t10k", limit=limit)
-
-
-def test_a_size_below_the_originals_is_refused(named):
+def test_a_limit_that_cannot_be_met_and_a_size_below_the_originals_are_refused(named):
+    for limit in (0, -1, 13):
+        with pytest.raises(InvalidSize, match=f"{limit} images .* from 1 to 12"):
+            fashion_data.load("t10k", limit=limit)
     with pytest.raises(InvalidSize, match="27x27"):
         fashion_data.load("t10k", 27)
 
@@ -167,18 +164,13 @@ def test_the_argument_comes_before_the_environment(named, tmp_path):
         assert fashion_data.locate("t10k") == tmp_path / "argument"
 
 
-def test_the_package_comes_before_the_cache(fake, no_fetch):
+def test_the_package_comes_before_the_cache_if_it_has_all_files(fake, no_fetch):
     write_files(fashion_data.cache_folder(), "t10k")
-    assert fashion_data.locate("t10k") == fake / "fashion-mnist"
+    write_files(fashion_data.PACKAGE_FOLDER, "train")
+    assert fashion_data.locate("t10k") == fake / "fashion-mnist" == fashion_data.cache_folder()
+    assert fashion_data.locate("train") == fashion_data.PACKAGE_FOLDER
     write_files(fashion_data.PACKAGE_FOLDER, "t10k")
     assert fashion_data.locate("t10k") == fashion_data.PACKAGE_FOLDER
-
-
-def test_a_package_folder_without_all_files_is_passed_over(fake, no_fetch):
-    write_files(fashion_data.PACKAGE_FOLDER, "train")
-    write_files(fashion_data.cache_folder(), "t10k")
-    assert fashion_data.locate("t10k") == fashion_data.cache_folder()
-    assert fashion_data.locate("train") == fashion_data.PACKAGE_FOLDER
 
 
 def test_find_fetches_nothing(fake, no_fetch):
