@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from unittest.mock import Mock
 
 import pytest
 
@@ -27,9 +28,7 @@ def arrays(mx):
 
 @pytest.fixture
 def no_gpu(monkeypatch):
-    def nowhere(*_):
-        raise NoUsableGpu("no GPU, says the test")
-
+    nowhere = Mock(side_effect=NoUsableGpu("no GPU, says the test"))
     monkeypatch.setattr(gpu, "find_driver", nowhere)
     monkeypatch.setattr(device, "get", nowhere)
 

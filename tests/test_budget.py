@@ -12,9 +12,7 @@ from places import ROOT
 MOST_LINES = {"ece408_op, kernels and scripts": 75_120, "tests": 35_240}
 MOST_LINES_OF_A_FILE, MOST_BYTES_OF_A_RESULT = 700, 60_000
 # Longer for now.
-LONG = {
-    "tests/helpers/random_graphs.py",
-}
+LONG = {"tests/helpers/random_graphs.py"}
 SOURCES = (".py", ".sh", ".h", ".cc", ".cpp", ".cu", ".cuh")
 # Results that tests and documents read; other results are tables only.
 JSON = {"cpu", "cuda_bench", "gpu_layers_h200", "gpu_networks_h200"}

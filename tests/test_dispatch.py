@@ -62,40 +62,30 @@ def test_without_a_driver(monkeypatch):
         StagedBackend().prepare(PROBLEM, "forward")
 
 
-@pytest.mark.parametrize(
-    ("text", "nbytes"),
-    [("1", 1), ("64M", 64 << 20), ("2G", 2 << 30), ("512MiB", 512 << 20), ("3kb", 3 << 10)],
-)
-def test_amounts_of_memory(monkeypatch, text, nbytes):
-    monkeypatch.setenv("ECE408_GPU_MEMORY", text)
-    assert settings.gpu_memory() == nbytes
-
-
-@pytest.mark.parametrize("text", ["0", "-1", "64X", "half", "1.5G", "50%"])
-def test_what_is_no_amount_of_memory(monkeypatch, text):
-    monkeypatch.setenv("ECE408_GPU_MEMORY", text)
-    with pytest.raises(InvalidSetting, match=r"is not an amount of memory \(ECE408_GPU_MEMORY\)"):
-        dispatch.check_settings()
-
-
-def test_lists_of_gpus(monkeypatch):
+def test_amounts_of_memory_and_lists_of_gpus(monkeypatch):
+    for text, nbytes in (
+        *(("1", 1), ("64M", 64 << 20), ("2G", 2 << 30), ("512MiB", 512 << 20), ("3kb", 3 << 10)),
+    ):
+        monkeypatch.setenv("ECE408_GPU_MEMORY", text)
+        assert settings.gpu_memory() == nbytes
     assert settings.devices() == (0,)
     monkeypatch.setenv("ECE408_DEVICES", "2, 0")
     assert settings.devices() == (2, 0)
 
 
-@pytest.mark.parametrize("text", [",", "0,", "a", "-1", "0,0", "1,01"])
-def test_what_is_no_list_of_gpus(monkeypatch, text):
-    monkeypatch.setenv("ECE408_DEVICES", text)
-    with pytest.raises(InvalidSetting, match=r"is not a list of GPUs \(--gpu, ECE408_DEVICES\)"):
-        dispatch.check_settings()
-
-
-@pytest.mark.parametrize("name", ["0_magic", "general_backward_data"])
-def test_what_is_no_forward_kernel(monkeypatch, name):
-    monkeypatch.setenv("ECE408_KERNEL", name)
-    with pytest.raises(InvalidSetting, match=f"{name}.*choose one of|unknown.*{name}"):
-        dispatch.check_settings()
+@pytest.mark.parametrize(
+    ("name", "texts", "message"),
+    [
+        ("GPU_MEMORY", "0 -1 64X half 1.5G 50%", r"not an amount of memory \(ECE408_GPU_MEMORY\)"),
+        ("DEVICES", ", 0, a -1 0,0 1,01", r"is not a list of GPUs \(--gpu, ECE408_DEVICES\)"),
+        ("KERNEL", "0_magic general_backward_data", "{text}.*choose one of|unknown.*{text}"),
+    ],
+)
+def test_settings_that_mean_nothing(monkeypatch, name, texts, message):
+    for text in texts.split():
+        monkeypatch.setenv(f"ECE408_{name}", text)
+        with pytest.raises(InvalidSetting, match=message.replace("{text}", text)):
+            dispatch.check_settings()
 
 
 class Doubled(ReferenceBackend):

@@ -114,10 +114,7 @@ def test_text_that_is_no_problem(text, message):
         ({"pad": 1}, "pad is 1; it must be two whole numbers"),
         ({"pad": (2**30, 2**30)}, "with its padding, has more than the 140737488355328 elements"),
         ({"dtype": "int8"}, "dtype int8 is not supported; use one of float16, float32, float64"),
-        (
-            {"groups": 5},
-            "num_group 5 must divide both the 12 input channels and the 24 filters",
-        ),
+        ({"groups": 5}, "num_group 5 must divide both the 12 input channels and the 24 filters"),
         ({"groups": 8}, "num_group 8 must divide"),
         ({"groups": 24, "channels": 12}, "num_group 24 must divide"),
         (

@@ -117,9 +117,7 @@ def work():
 program.run("test", work)
 """
     result = subprocess.run(
-        [sys.executable, "-c", code],
-        cwd=tmp_path,
-        preexec_fn=lambda: os.closerange(0, 3),
+        [sys.executable, "-c", code], cwd=tmp_path, preexec_fn=lambda: os.closerange(0, 3)
     )
     assert result.returncode == OutputUnwritable.exit_code
     assert (tmp_path / "file").read_text() == "True"

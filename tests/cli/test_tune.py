@@ -51,7 +51,7 @@ def test_a_checkpoints_layers_ours_and_mxnets(mx, tmp_path):
     net = mx.sym.Convolution(net, kernel=(1, 3), num_filter=2, num_group=2, no_bias=True)
     net.save(str(tmp_path / "net-symbol.json"))
     expected = [
-        *("b9,c3,h21,w20,m4,k5x5,s2x2", "b9,c2,h9,w8,m6,k3x3,p1x1", "b9,c6,h9,w8,m2,k1x3,g2"),
+        *("b9,c3,h21,w20,m4,k5x5,s2x2", "b9,c2,h9,w8,m6,k3x3,p1x1", "b9,c6,h9,w8,m2,k1x3,g2")
     ]
     for name in ("net", "net-symbol.json"):
         found = tune_targets.problems([str(tmp_path / name)], [9], "3x21x20")
@@ -198,7 +198,7 @@ def test_when_none_is_right_it_fails(benches, play):
 
 def test_the_command_keeps_what_it_measured(benches, capsys, tmp_path):
     arguments = [
-        *("tune", "fa19_2", "--batch-size", "100", "--precision", "tf32", "--precision", "float32"),
+        *("tune", "fa19_2", "--batch-size", "100", "--precision", "tf32", "--precision", "float32")
     ]
     out = tmp_path / "found.json"
     assert execute([*arguments, "--json", str(out)]) == 0

@@ -232,8 +232,7 @@ def test_the_command(run_here, run_ece408, folder, tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("options", "layers"),
-    [((), ("fa20_1", "fa20_2")), (("--term", "2017fa"), ("fa17_1",))],
+    ("options", "layers"), [((), ("fa20_1", "fa20_2")), (("--term", "2017fa"), ("fa17_1",))]
 )
 def test_the_layers_are_those_of_a_term(run_here, folder, tmp_path, options, layers):
     output = tmp_path / "ranking"

@@ -9,37 +9,14 @@ REQUIRED = {"kernel": "(5, 3)", "num_filter": "7"}
 
 
 def test_strings_as_mxnet_passes_them():
-    parsed = ConvAttributes.parse(
-        {
-            **REQUIRED,
-            "stride": "(2, 1)",
-            "dilate": "[1, 2]",
-            "pad": "(0, 3)",
-            "num_group": "1",
-            "no_bias": "True",
-            "layer": "conv1",
-            "backend": "reference",
-        }
-    )
-    assert parsed == ConvAttributes(
-        (5, 3), 7, (2, 1), (1, 2), (0, 3), 1, True, layer="conv1", backend="reference"
-    )
-
-
-def test_what_is_unset_or_meaningless_here_is_ignored():
-    parsed = ConvAttributes.parse(
-        {
-            **REQUIRED,
-            "stride": "None",
-            "pad": "()",
-            "layout": "None",
-            "workspace": "1024",
-            "cudnn_tune": "off",
-            "cudnn_off": "False",
-            "__ctx_group__": "dev1",
-        }
-    )
-    assert parsed == ConvAttributes((5, 3), 7)
+    given = {"stride": "(2, 1)", "dilate": "[1, 2]", "pad": "(0, 3)", "num_group": "1"}
+    named = {"layer": "conv1", "backend": "reference"}
+    parsed = ConvAttributes.parse({**REQUIRED, **given, "no_bias": "True", **named})
+    assert parsed == ConvAttributes((5, 3), 7, (2, 1), (1, 2), (0, 3), 1, True, **named)
+    # What is unset, or meaningless here, is ignored.
+    unset = {"stride": "None", "pad": "()", "layout": "None", "__ctx_group__": "dev1"}
+    unset |= {"workspace": "1024", "cudnn_tune": "off", "cudnn_off": "False"}
+    assert ConvAttributes.parse({**REQUIRED, **unset}) == ConvAttributes((5, 3), 7)
 
 
 @pytest.mark.parametrize(("text", "value"), [("1", True), ("false", False), ("0", False)])
@@ -78,16 +55,8 @@ def test_unsupported_attributes(name, value, message):
 
 
 def test_one_dimension_is_two_with_a_height_of_one():
-    parsed = ConvAttributes.parse(
-        {
-            "kernel": "(3,)",
-            "num_filter": "4",
-            "stride": "(2,)",
-            "pad": "1",
-            "dilate": "[2]",
-            "layout": "NCW",
-        }
-    )
+    given = {"kernel": "(3,)", "num_filter": "4", "stride": "(2,)", "pad": "1", "dilate": "[2]"}
+    parsed = ConvAttributes.parse({**given, "layout": "NCW"})
     assert parsed == ConvAttributes((1, 3), 4, (1, 2), (1, 2), (0, 1), spatial=1)
     problem = parsed.problem((2, 5, 20), "float32")
     assert str(problem) == "b2,c5,h1,w20,m4,k1x3,s1x2,p0x1,d1x2,bias"

@@ -116,12 +116,7 @@ def _chain(mx, kernels):
     symbol, weights = mx.sym.Variable("data"), {}
     for number, kernel in enumerate(kernels):
         symbol = ece408_op.Convolution(
-            symbol,
-            name=f"c{number}",
-            kernel=(3, 3),
-            num_filter=6,
-            no_bias=True,
-            cuda_kernel=kernel,
+            symbol, name=f"c{number}", kernel=(3, 3), num_filter=6, no_bias=True, cuda_kernel=kernel
         )
         # Each filter copies one pixel of one channel, so that numbers stay small.
         weight = weights[f"c{number}_weight"] = np.zeros((6, 6, 3, 3), np.float32)

@@ -39,20 +39,15 @@ class PlayedPeer:
 
 @pytest.fixture
 def h200(monkeypatch):
-    @contextlib.contextmanager
     def bench(gpu, problem):
-        yield PlayedBench(gpu, problem)
-
-    @contextlib.contextmanager
-    def peer(python):
-        yield PlayedPeer()
+        return contextlib.nullcontext(PlayedBench(gpu, problem))
 
     gpu = SimpleNamespace(capability=(9, 0))
     driver = SimpleNamespace(gpus=(SimpleNamespace(name="A played GPU"),))
     monkeypatch.setattr(gpu_ladder.device, "get", lambda index: gpu)
     monkeypatch.setattr(gpu_ladder, "find_driver", lambda: driver)
     monkeypatch.setattr(gpu_ladder.cuda_timer, "bench", bench)
-    monkeypatch.setattr(gpu_ladder.cudnn, "Peer", peer)
+    monkeypatch.setattr(gpu_ladder.cudnn, "Peer", lambda _: contextlib.nullcontext(PlayedPeer()))
     monkeypatch.setattr(
         gpu_ladder.gpu_ceilings, "measure", lambda gpu: GpuCeilings(4000.0, 60000.0, 0.0)
     )

@@ -99,7 +99,7 @@ def test_text_that_is_no_markdown_is_shown_as_it_is(tmp_path):
 def test_values_of_cells():
     assert rendering.cell("a | b\nc") == "a \\| b c"
     assert [rendering.ms(each) for each in (None, 0.1234, 12.34, 123.4)] == [
-        *("", "0.123", "12.3", "123"),
+        *("", "0.123", "12.3", "123")
     ]
     assert [rendering.gain(each) for each in (None, Gain(1.256, "a_b"))] == ["", "1.26x over a_b"]
     spreads = [Spread.of(samples) for samples in ([], [2.0], [1.0, 2.0, 4.0])]

@@ -62,7 +62,7 @@ class TestLayers(Base):
     def test_it(self): nn.Conv1D(3)
 """
     assert mxnet_tests.about_convolution(source) == {
-        *("test_direct", "test_by_helper", "test_by_two", "test_helper", "TestLayers"),
+        *("test_direct", "test_by_helper", "test_by_two", "test_helper", "TestLayers")
     }
 
 

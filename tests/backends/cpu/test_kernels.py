@@ -187,15 +187,9 @@ CHOICES = {
             *("b1,c3000,h4,w4,m1,k1", "b1,c3,h9,w8,m1,k1,s2x2", "b8,c128,h4,w4,m128,k1"),
             *("b7,c128,h4,w5,m128,k1", "b1,c3,h9,w25,m2,k3"),
         ],
-        "winograd": [
-            *("b1,c12,h33,w33,m24,k5", "b4,c8,h56,w56,m64,k3,p1x1"),
-        ],
-        "conv_fwd_oc_f23_2d": [
-            "b4,c300,h30,w30,m64,k3,p1x1",
-        ],
-        "conv_fwd_oc": [
-            *("b1,c64,h7,w7,m64,k3,p1x1", "b8,c128,h3,w3,m128,k1"),
-        ],
+        "winograd": [*("b1,c12,h33,w33,m24,k5", "b4,c8,h56,w56,m64,k3,p1x1")],
+        "conv_fwd_oc_f23_2d": ["b4,c300,h30,w30,m64,k3,p1x1"],
+        "conv_fwd_oc": [*("b1,c64,h7,w7,m64,k3,p1x1", "b8,c128,h3,w3,m128,k1")],
         "conv_fwd_ow": [
             *("b1,c1,h5,w5,m1,k3", "b1,c2,h9,w8,m2,k1,g2", "b1,c3,h1,w3,m1,k1"),
             *("b1,c2,h9,w9,m2,k3,s2x1,g2", "b1,c2,h9,w9,m2,k3,s2x2,d2x2,g2"),
@@ -212,29 +206,15 @@ CHOICES = {
             *("b1,c2,h5,w6,m2,k3,p1x1,g2", "b1,c2,h5,w6,m2,k3,d2x2,p3x4,g2"),
             "b1,c2,h5,w6,m2,k3,s2x2,p1x1,g2",
         ],
-        "winograd": [
-            "b1,c12,h33,w33,m24,k5",
-        ],
-        "direct": [
-            "b1,c12,h33,w33,m3,k4",
-        ],
-        "im2col": [
-            "b1,c1,h28,w28,m50,k5",
-        ],
-        "conv_fwd_ow": [
-            *("b1,c2,h5,w6,m4,k3,p1x1,g2", "b1,c1,h9,w25,m2,k3"),
-        ],
+        "winograd": ["b1,c12,h33,w33,m24,k5"],
+        "direct": ["b1,c12,h33,w33,m3,k4"],
+        "im2col": ["b1,c1,h28,w28,m50,k5"],
+        "conv_fwd_ow": [*("b1,c2,h5,w6,m4,k3,p1x1,g2", "b1,c1,h9,w25,m2,k3")],
     },
     "backward_weight": {
-        "conv_bwd_w_dot": [
-            "b2,c3,h9,w9,m20,k3",
-        ],
-        "im2col": [
-            *("b1,c64,h2,w2,m64,k1", "b2,c3,h64,w64,m16,k16,s16x16"),
-        ],
-        "conv_bwd_w_ic": [
-            "b3,c40,h17,w15,m30,k1x7,p0x3",
-        ],
+        "conv_bwd_w_dot": ["b2,c3,h9,w9,m20,k3"],
+        "im2col": [*("b1,c64,h2,w2,m64,k1", "b2,c3,h64,w64,m16,k16,s16x16")],
+        "conv_bwd_w_ic": ["b3,c40,h17,w15,m30,k1x7,p0x3"],
     },
 }
 
@@ -282,10 +262,7 @@ BY_F23_2D = dict.fromkeys(("avx2", "avx512"), "conv_fwd_oc_f23_2d")
         ("b1,c3,h224,w224,m32,k3,s2,p1", dict.fromkeys(("avx2", "avx512"), "conv_fwd_oc")),
         ("b1,c128,h17,w17,m128,k1x7,p0x3", {"avx512": "conv_fwd_oc_f23_1d"}),
         ("b1,c3,h64,w64,m32,k7,s2,p3", dict.fromkeys(("avx2", "avx512"), "conv_fwd_oc_f23_1d")),
-        (
-            "b16,c128,h56,w56,m128,k3,s2,p1",
-            {"avx2": "conv_fwd_oc", "avx512": "conv_fwd_oc_f23_1d"},
-        ),
+        ("b16,c128,h56,w56,m128,k3,s2,p1", {"avx2": "conv_fwd_oc", "avx512": "conv_fwd_oc_f23_1d"}),
         ("b16,c288,h35,w35,m384,k3,s2", dict.fromkeys(("avx2", "avx512"), "conv_fwd_oc")),
         ("b1,c128,h56,w56,m128,k3,s2,p1", dict.fromkeys(("avx2", "avx512"), "conv_fwd_oc")),
         ("b16,c256,h7,w7,m256,k1", dict.fromkeys(("avx2", "avx512"), "direct")),

@@ -45,18 +45,7 @@ def _exponents(rng, count):
 
 def test_half_precision_is_numpys(load, rng):
     library, _ = load(HALF)
-    special = [
-        0.0,
-        -0.0,
-        np.inf,
-        -np.inf,
-        65504,
-        65519.9,
-        65520,
-        2.0**-24,
-        2.0**-25,
-        1.5 * 2.0**-24,
-    ]
+    special = [0, -0.0, np.inf, -np.inf, 65504, 65519.9, 65520, 2**-24, 2**-25, 1.5 * 2**-24]
     x = np.concatenate([_exponents(rng, 4000), np.float32(special)])
     y = np.empty((11, x.size), np.uint16)
     assert library.run(_pointer(y), _pointer(x), x.size) == 0

@@ -254,8 +254,7 @@ def test_a_network_is_exported_to_onnx(mx, rng, tmp_path):
 
     y = ece408_op.Convolution(mx.sym.Variable("data"), stride=(2, 1), name="c", **ATTRIBUTES)
     symbol = mx.sym.Activation(
-        ece408_op.Convolution(y, num_group=2, no_bias=True, name="d", **ATTRIBUTES),
-        act_type="relu",
+        ece408_op.Convolution(y, num_group=2, no_bias=True, name="d", **ATTRIBUTES), act_type="relu"
     )
     shapes, _, _ = symbol.infer_shape(data=(2, 3, 9, 9))
     arrays = {n: _integers(mx, rng, s) for n, s in zip(symbol.list_arguments(), shapes)}

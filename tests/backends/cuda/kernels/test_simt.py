@@ -94,11 +94,7 @@ def test_a_small_layer_is_for_many_blocks_and_a_large_one_for_large_tiles():
 
 
 OUTPUTS = {"forward": "y", "backward_data": "dx", "backward_weight": "dw"}
-INPUTS = {
-    "forward": ("x", "w"),
-    "backward_data": ("w", "dy"),
-    "backward_weight": ("x", "dy"),
-}
+INPUTS = {"forward": ("x", "w"), "backward_data": ("w", "dy"), "backward_weight": ("x", "dy")}
 
 
 def _computed(gpu, problem, direction, arrays):
