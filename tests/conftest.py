@@ -186,13 +186,8 @@ def run_python():
     returncode."""
 
     def run(code: str, **environment: str) -> subprocess.CompletedProcess:
-        return subprocess.run(
-            [sys.executable, "-c", code],
-            capture_output=True,
-            text=True,
-            timeout=300,
-            env=programs.environment(**{"PYTHONPATH": str(HELPERS), **environment}),
-        )
+        own = {"PYTHONPATH": str(HELPERS), **environment}
+        return programs.run(sys.executable, "-c", code, **own)
 
     return run
 
@@ -217,12 +212,6 @@ def run_ece408():
     """Return a function that runs the `ece408` command in a separate process."""
 
     def run(*arguments: str, **environment: str) -> subprocess.CompletedProcess:
-        return subprocess.run(
-            [sys.executable, "-m", "ece408_op", *arguments],
-            capture_output=True,
-            text=True,
-            timeout=600,
-            env=programs.environment(**environment),
-        )
+        return programs.run(sys.executable, "-m", "ece408_op", *arguments, **environment)
 
     return run

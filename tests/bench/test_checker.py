@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import importlib.util
-import subprocess
 import sys
 
+import programs
 import pytest
 from cases import every
 from places import SCRIPTS
@@ -55,8 +55,6 @@ def test_a_python_without_pytorch_is_said(python, capfd):
 
 @pytest.mark.parametrize("script", ["bench.py", "check_cuda.py", "sanitize_cuda.py"])
 def test_the_scripts_show_help_without_a_gpu(script):
-    result = subprocess.run(
-        [sys.executable, str(SCRIPTS / script), "--help"], capture_output=True, text=True
-    )
+    result = programs.run(sys.executable, SCRIPTS / script, "--help")
     assert result.returncode == 0, result.stderr
     assert "--output PREFIX" in result.stdout

@@ -8,6 +8,7 @@ import subprocess
 import sys
 from types import SimpleNamespace
 
+import programs
 import pytest
 
 from ece408_op import __version__, errors
@@ -176,12 +177,10 @@ def test_version_and_help(run_ece408, capsys):
 
 def test_scripts_are_the_subcommands(fashion_mnist):
     script = resources.models_dir().parent / "scripts" / "m2.1.py"
-    result = subprocess.run(
-        [sys.executable, str(script), "ece408", "10"], capture_output=True, text=True
-    )
+    result = programs.run(sys.executable, script, "ece408", "10")
     assert result.stdout.startswith("Loading fashion-mnist data... done\n")
     assert result.returncode == 0
-    lost = subprocess.run([sys.executable, "-S", "-E", str(script)], capture_output=True, text=True)
+    lost = programs.run(sys.executable, "-S", "-E", script)
     assert "m2.1: ece408_op is not installed for" in lost.stderr
     assert lost.returncode == 1
 

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 
+import programs
 import pytest
 
 from ece408_op import settings
@@ -161,9 +162,7 @@ check_trust(folder / "file")
 print("fine")
 """
     tmp_path.chmod(0o755)
-    result = subprocess.run(
-        [sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True
-    )
+    result = programs.run(sys.executable, "-c", code, cwd=tmp_path)
     assert result.stdout == "fine\n", result.stderr
 
 

@@ -6,6 +6,7 @@ import contextlib
 import multiprocessing
 import os
 import queue
+import subprocess
 import threading
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor, TimeoutError
@@ -21,6 +22,14 @@ def environment(**more: str) -> dict[str, str]:
     they change how MXNet plans memory."""
     own = {name: value for name, value in os.environ.items() if name != "NNVM_EXEC_MATCH_RANGE"}
     return {**own, **more}
+
+
+def run(*command: object, cwd: Any = None, **more: str) -> subprocess.CompletedProcess[str]:
+    """Run a command with more variables in its environment; the result has stdout, stderr and
+    returncode."""
+    return subprocess.run(
+        command, cwd=cwd, env=environment(**more), capture_output=True, text=True, timeout=600
+    )  # type: ignore[call-overload]
 
 
 def together(work: Callable[[Any], Any], parts: Iterable[Any]) -> list[Any]:

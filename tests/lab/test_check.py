@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import subprocess
 import sys
 
 import programs
@@ -267,10 +266,7 @@ def test_what_lies_in_the_current_folder_is_not_imported(tmp_path, kept):
     code = f"import sys; sys.path.insert(0, {str(ROOT)!r}); sys.path.remove('')\n"
     code += "from ece408_op.__main__ import main; main()"
     command = [sys.executable, "-c", code, "lab", "check", "mine.cc", "--problem", PROBLEM]
-    environment = programs.environment(ECE408_CACHE=str(kept))
-    result = subprocess.run(
-        command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=300
-    )
+    result = programs.run(*command, cwd=tmp_path, ECE408_CACHE=str(kept))
     assert "verdict: right" in result.stdout, result.stdout + result.stderr
 
 

@@ -2,26 +2,21 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 
 import programs
 import pytest
 
 
-def _run(workers: int, code: str) -> subprocess.CompletedProcess:
-    launch = [sys.executable, "-m", "ece408_op", "launch", "--workers", str(workers), "--"]
-    command = [*launch, sys.executable, "-c", code]
-    return subprocess.run(
-        command, env=programs.environment(), capture_output=True, text=True, timeout=100
-    )
+def _job(run_ece408, workers, code):
+    return run_ece408("launch", "--workers", str(workers), "--", sys.executable, "-c", code)
 
 
-def test_a_worker_that_fails_ends_though_others_wait_for_it():
+def test_a_worker_that_fails_ends_though_others_wait_for_it(run_ece408):
     """MXNet would make it wait for all when Python ends, while the other worker waits for its
     push."""
-    result = _run(
-        2,
+    result = _job(
+        *(run_ece408, 2),
         """if True:
         import ece408_op, mxnet as mx
         kv = mx.kv.create("dist_sync")
@@ -46,10 +41,10 @@ def test_a_worker_that_fails_ends_though_others_wait_for_it():
         ("mx.optimizer.SGD(lr_scheduler=print)", "Invalid Parameter format for lrs"),
     ],
 )
-def test_an_optimizer_that_fails_in_a_server_ends_the_job(optimizer, why):
+def test_an_optimizer_that_fails_in_a_server_ends_the_job(run_ece408, optimizer, why):
     """MXNet would continue with wrong weights."""
-    result = _run(
-        1,
+    result = _job(
+        *(run_ece408, 1),
         f"""if True:
         import ece408_op, mxnet as mx
         class Mine(mx.optimizer.SGD):
@@ -67,12 +62,7 @@ def test_an_optimizer_that_fails_in_a_server_ends_the_job(optimizer, why):
 
 
 def test_without_a_role_it_says_so():
-    result = subprocess.run(
-        [sys.executable, "-m", "ece408_op.operator.parameter_server"],
-        env=programs.environment(DMLC_ROLE="worker"),
-        capture_output=True,
-        text=True,
-        timeout=60,
-    )
+    command = (sys.executable, "-m", "ece408_op.operator.parameter_server")
+    result = programs.run(*command, DMLC_ROLE="worker")
     assert result.returncode == 1
     assert result.stderr == "DMLC_ROLE is 'worker', not server or scheduler\n"

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import os
-import subprocess
 import sys
 import types
 
@@ -537,16 +535,14 @@ def test_bad_requests_are_one_line_before_anything_runs(run_here, script, tmp_pa
         assert len(result.stderr.splitlines()) == 1
 
 
-def test_ctrl_c_leaves_nothing_behind(script, tmp_path):
+def test_ctrl_c_leaves_nothing_behind(run_ece408, script, tmp_path):
     (tmp_path / "helper.py").write_text(
         "import os, signal, time\n"
         "def end(arguments):\n    os.kill(os.getpid(), signal.SIGINT)\n    time.sleep(60)\n"
     )
     scratch = tmp_path / "scratch"
     scratch.mkdir()
-    command = [sys.executable, "-m", "ece408_op", "profile", "--no-gpu", str(script)]
-    environment = {**os.environ, "TMPDIR": str(scratch)}
-    result = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
+    result = run_ece408("profile", "--no-gpu", str(script), TMPDIR=str(scratch))
     assert result.returncode == 130
     assert result.stderr == "ece408: error: interrupted\n"
     assert "Profile of" not in result.stdout

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
 import sys
 
+import programs
 import pytest
 from played_torch import TORCH
 
@@ -21,8 +20,7 @@ def measure(tmp_path):
     def run(peer):
         command = [sys.executable, "-m", "ece408_op.report.measure_ladder", "cpu"]
         command += ["--term=2018sp", "--batch=2", f"--peer-python={peer}"]
-        environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
-        return subprocess.run(command, capture_output=True, text=True, env=environment, timeout=200)
+        return programs.run(*command, PYTHONPATH=str(tmp_path))
 
     return run
 

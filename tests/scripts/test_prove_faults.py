@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 from places import ROOT
-from programs import environment
+from programs import run
 from studies import faults
 from studies.faults import Outcome, Program
 
@@ -66,13 +65,7 @@ def test_a_program_that_hangs_ends_with_its_tool(tmp_path, monkeypatch):
 def test_the_emulator_alone(tmp_path):
     prefix = tmp_path / "faults"
     script = [sys.executable, str(ROOT / "scripts" / "prove_faults.py"), "--without-gpu"]
-    result = subprocess.run(
-        [*script, "--output", str(prefix)],
-        capture_output=True,
-        text=True,
-        env=environment(),
-        timeout=600,
-    )
+    result = run(*script, "--output", prefix)
     assert result.returncode == 0, result.stderr
     programs = json.loads((tmp_path / "faults.json").read_text())["programs"]
     assert {each["emulator"] for each in programs} == {"found at its line", "nothing"}

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 
+import programs
 import pytest
 from kernel_files import COURSE_2020
 from places import ROOT
-from programs import environment
 from studies import lab_proof
 
 
@@ -35,9 +34,7 @@ def test_files_are_compared_and_ranked_twice(tmp_path):
     prefix = tmp_path / "lab"
     script = [sys.executable, str(ROOT / "scripts" / "prove_lab.py"), str(folder)]
     arguments = ["--batch-size", "5", "--repeat", "1", "--jobs", "1", "--output", str(prefix)]
-    result = subprocess.run(
-        [*script, *arguments], capture_output=True, text=True, env=environment(), timeout=600
-    )
+    result = programs.run(*script, *arguments)
     assert result.returncode == 0, result.stderr
     rows = json.loads((tmp_path / "lab.json").read_text())["files"]
     assert [row["number"] for row in rows] == ["1", "2", "3"]
