@@ -121,8 +121,7 @@ def test_sizes_share_packed_weights(mx, tmp_path, noted):
                 if each is alone:
                     each.close()
             packs.append(sum(packed))
-        for pair in zip(found, found[len(batches) :]):
-            np.testing.assert_array_equal(*pair)
+        np.testing.assert_equal(found[: len(batches)], found[len(batches) :])
     shared, own = packs[::2], packs[1::2]
     # Some sizes have other kernels.
     assert all(0 < 4 * a < b for a, b in zip(shared, own))
@@ -184,8 +183,7 @@ def test_threads_share_a_network(mx, tmp_path):
     batches = [np.repeat(case.arrays["data"], count, axis=0) for count in (1, 2, 3, 1)]
     expected = [network(each) for each in batches]
     found = together(lambda batch: [network(batch) for _ in range(20)][-1], batches)
-    for pair in zip(found, expected):
-        np.testing.assert_array_equal(*pair)
+    np.testing.assert_equal(found, expected)
 
 
 def test_what_does_not_fit_is_said_in_one_line(mx, tmp_path):

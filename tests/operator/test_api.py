@@ -33,8 +33,7 @@ def test_results_and_gradients_of_ndarrays(mx, arrays):
         result.backward(mx.nd.arange(result.size).reshape(result.shape) % 5)
         gradients = [array.grad.asnumpy() for array in arrays.values()]
         found.append([result.asnumpy(), *gradients])
-    for ours, native in zip(*found):
-        np.testing.assert_array_equal(ours, native)
+    np.testing.assert_equal(*found)
 
 
 def test_symbol_has_the_names_and_shapes_of_mxnets(mx):

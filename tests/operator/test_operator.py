@@ -42,8 +42,7 @@ def test_forward_and_gradients_equal_mxnets(mx, no_bias):
             head = rng.integers(-3, 4, executor.outputs[0].shape)
             executor.backward(mx.nd.array(head))
             outputs.append([a.asnumpy() for a in [*executor.outputs, *executor.grad_arrays]])
-        for ours, native in zip(*outputs):
-            np.testing.assert_array_equal(ours, native)
+        np.testing.assert_equal(*outputs)
 
 
 def test_an_executor_reshaped_to_another_batch(mx, rng):

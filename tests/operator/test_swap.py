@@ -62,8 +62,7 @@ def test_a_symbol_keeps_names_shapes_and_results(mx, symbol, rng):
     x = mx.nd.array(rng.integers(-2, 3, SHAPE))
     with ece408_op.op_times() as log:
         ours = _run(mx, swapped, params, x)
-    for a, b in zip(ours, _run(mx, symbol, params, x)):
-        np.testing.assert_array_equal(a, b)
+    np.testing.assert_equal(ours, _run(mx, symbol, params, x))
     assert sorted(entry.layer for entry in log) == sorted(report.swapped)
 
 
@@ -111,8 +110,7 @@ def test_gradients_through_a_swapped_symbol(mx, rng):
         executor.forward(is_train=True, data=x)
         executor.backward(mx.nd.ones(executor.outputs[0].shape))
         gradients.append([array.asnumpy() for array in executor.grad_arrays])
-    for ours, native in zip(*gradients):
-        np.testing.assert_array_equal(ours, native)
+    np.testing.assert_equal(*gradients)
 
 
 @pytest.fixture
@@ -274,8 +272,7 @@ def test_a_symbol_is_unswapped(mx, symbol, rng):
     with ece408_op.op_times() as log:
         found = _run(mx, native, params, x)
     assert len(log) == 0
-    for a, b in zip(found, _run(mx, symbol, params, x)):
-        np.testing.assert_array_equal(a, b)
+    np.testing.assert_equal(found, _run(mx, symbol, params, x))
 
 
 @pytest.mark.parametrize("hybrid", [False, True])

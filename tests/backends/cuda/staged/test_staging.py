@@ -103,8 +103,7 @@ def test_every_direction_in_small_chunks_equals_the_cpu(
     cpu.forward(problem, px, pw, pbias, y, accumulate)
     cpu.backward_data(problem, pw, pdy, dx, accumulate)
     cpu.backward_weight(problem, px, pdy, dw, dbias, accumulate, accumulate)
-    for ours, theirs in zip(found, expected):
-        np.testing.assert_array_equal(ours, theirs)
+    np.testing.assert_equal(found, expected)
     # The first call of a shape uses all GPUs.
     assert all(len(gpu.requests) == 3 for gpu in fakes)
     assert all(count * size <= 20_000 for gpu in fakes for count, size in gpu.requests)
@@ -271,8 +270,7 @@ def test_a_gradient_alone(plans, rng):
         asked = work.backward_weight(problem, *arrays, *pair, True, False)
         staging.compute(asked, [FakeGpu()], _staging(plans, budget=20_000))
     CpuBackend().backward_weight(problem, *arrays, *_addresses(expected), True, False)
-    for ours, theirs in zip(found, expected):
-        np.testing.assert_array_equal(ours, theirs)
+    np.testing.assert_equal(found, expected)
 
 
 def test_less_memory_than_budgeted_makes_chunks_smaller(plans, rng):
@@ -296,13 +294,12 @@ def test_the_next_call_asks_for_no_memory(plans, rng, monkeypatch):
 
 
 def test_not_enough_for_one_image(plans, rng):
-    arrays = _arrays(SMALL, rng)
-    asked = work.forward(SMALL, *_addresses(arrays), False, None)
+    call = Call(SMALL, rng)
     message = r"one image of b37,c4,.* takes \d+ bytes on the GPU, and 100 may be used; .*GPU_MEM"
     with pytest.raises(NotEnoughMemory, match=message):
-        staging.compute(asked, [FakeGpu()], _staging(plans, budget=100))
+        staging.compute(call.asked, [FakeGpu()], _staging(plans, budget=100))
     with pytest.raises(NotEnoughMemory, match=r"fake GPU is full|one image of"):
-        staging.compute(asked, [FakeGpu(memory=100)], _staging(plans))
+        staging.compute(call.asked, [FakeGpu(memory=100)], _staging(plans))
 
 
 def test_a_failing_kernel_ends_the_call(plans, rng):
@@ -311,12 +308,11 @@ def test_a_failing_kernel_ends_the_call(plans, rng):
             if gpu.waits == 0 and gpu.launches == 3:
                 raise ZeroDivisionError("in a kernel")
 
-    arrays = _arrays(SMALL, rng)
-    asked = work.forward(SMALL, *_addresses(arrays), False, None)
+    call = Call(SMALL, rng)
     how = Staging(20_000, 4, lambda gpu, plan: Failing(plan, *plans[plan]))
     gpu = FakeGpu()
     with pytest.raises(ZeroDivisionError, match="in a kernel"):
-        staging.compute(asked, [gpu], how)
+        staging.compute(call.asked, [gpu], how)
     assert not gpu.staging.locked()
     # Pending work may write to the caller's arrays.
     assert gpu.waits == gpu.requests[-1][0] > 1
