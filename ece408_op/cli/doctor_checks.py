@@ -25,8 +25,7 @@ from ..course.milestone import TEST_IMAGES
 from ..errors import DataMissing, Ece408Error, MXNetMissing, NoUsableGpu
 from ..files import resources
 from ..host import cores, fatbin, footprint, gpu
-from ..operator import compiled_operator
-from ..operator.graphs import partition
+from ..operator import compiled_operator, networks
 from ..operator.loading import load_mxnet
 
 OK = "ok"
@@ -272,7 +271,7 @@ def _pycuda() -> Finding:
 
 def _whole_networks() -> Finding:
     load_mxnet()
-    reason = partition.why_no_gpu()
+    reason = networks.why_no_gpu()
     if reason is None:
         return Finding(_WHOLE_NETWORKS, OK, "run there by our kernels: ece408_op.to_gpu, final")
     problem, _, remedy = reason.partition("; ")

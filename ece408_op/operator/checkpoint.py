@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,11 +11,14 @@ from typing import Any
 from ..errors import CheckpointMismatch, CheckpointMissing
 from ..files.cachedir import atomic_path
 from .gpu_support import refuse_current_context
-from .graphs.graph_json import as_ours, as_text
+from .graphs import graph_json
+from .graphs.graph_json import Graph, Node, Place, as_ours, as_text
 from .loading import load_mxnet
 
 # The operator that the course's students implement inside MXNet.
 COURSE_OPERATOR = "New"
+# The operator of older files whose nodes hold the parts for the GPU.
+_OLD_PART = "ece408_network"
 
 
 @dataclass(frozen=True)
@@ -147,3 +151,61 @@ def save_symbol(path: Path, symbol: Any) -> None:
     """Write a network in MXNet's format. Raises `CacheUnwritable`."""
     with atomic_path(path) as temporary:
         temporary.write_text(symbol.tojson() + "\n", encoding="utf-8")
+
+
+def install(mxnet: Any) -> None:
+    """Make MXNet read files of older versions, in which a node holds each part."""
+    for module in (mxnet.symbol, mxnet.symbol.symbol):
+        module.load_json = _reading(module.load_json)
+        module.load = _loading(module.load)
+
+
+def _reading(method: Any) -> Any:
+    @functools.wraps(method)
+    def load_json(json_str: Any) -> Any:
+        if isinstance(json_str, str) and f'"{_OLD_PART}"' in json_str:
+            json_str = as_text(_opened(json.loads(json_str)))
+        return method(json_str)
+
+    return load_json
+
+
+def _loading(method: Any) -> Any:
+    @functools.wraps(method)
+    def load(fname: Any) -> Any:
+        from mxnet import MXNetError
+        from mxnet.symbol import load_json
+
+        try:
+            return method(fname)
+        except MXNetError as error:
+            # MXNet does not have that operator.
+            if _OLD_PART not in str(error):
+                raise
+            with open(fname, encoding="utf-8") as file:
+                return load_json(file.read())
+
+    return load
+
+
+def _opened(graph: Graph) -> Graph:
+    """Return the graph with the marked contents of such nodes in their place."""
+    nodes: list[Node] = []
+    moved: list[Place] = []
+    for number, node in enumerate(graph["nodes"]):
+        node = graph_json.inputs_moved(node, moved)
+        if node["op"] != _OLD_PART:
+            moved.append(len(nodes))
+            nodes.append(node)
+            continue
+        inner, sources = node["subgraphs"][0], iter(node["inputs"])
+        places: list[Place] = []
+        for each in inner["nodes"]:
+            if each["op"] == "null":
+                places.append([next(sources)])
+                continue
+            places.append(len(nodes))
+            each = graph_json.inputs_moved(each, places)
+            nodes.append(graph_json.with_attributes(each, {graph_json.MARK: str(number)}))
+        moved.append([graph_json.follow(head, places) for head in inner["heads"]])
+    return graph_json.rebuilt(graph, nodes, moved)

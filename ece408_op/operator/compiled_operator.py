@@ -4,7 +4,7 @@ arrays, without Python.
 A custom operator in Python costs MXNet at least 0.1 ms per call, needs guards (see graphs.guards)
 and holds the GIL. This one is compiled, from kernels/mxnet/convolution_operator.cpp, and MXNet runs
 it like its own operators. It replaces `ece408_conv` in the graphs that MXNet runs (see
-graphs.binding); users' graphs keep `ece408_conv`.
+graphs.executors, graphs.cached_ops); users' graphs keep `ece408_conv`.
 
 Once per layer, direction, shape and type the operator calls Python for the kernel and the number of
 threads or, on a GPU, for the launches. The answer stays valid until a setting changes. If another

@@ -7,19 +7,18 @@ import sys
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Callable
 
 import numpy as np
 
 from .. import errors, settings
 from ..errors import CheckpointMismatch, InvalidProblem, InvalidSetting, UnsupportedProblem
-from . import compiled_operator
-from .graphs import graph_json, partition, parts
+from . import compiled_operator, networks
+from .graphs import graph_json, partition
 from .graphs.cached_ops import CompiledOp
-from .graphs.partition import GpuReport
+from .graphs.partition import Choice
 from .loading import load_mxnet
-from .parts_at_work import Parts
 
 # Operators whose second input is unused in inference.
 _WITH_LABELS = ("SoftmaxOutput", "LinearRegressionOutput", "LogisticRegressionOutput")
@@ -87,7 +86,49 @@ def gpu_report(symbol: Any, **shapes: tuple[int, ...]) -> GpuReport:
 
     Needs no GPU.
     """
-    return partition.report(symbol, shapes)
+    return GpuReport.of(partition.choose(symbol, shapes=shapes), shapes, {})
+
+
+# What a report says of our parts, and of MXNet's.
+_PLACES = {"gpu": ("on the GPU", "on the CPU"), "cpu": ("by ece408_op", "by MXNet")}
+# What it says on the CPU of nodes that are not worth copies to a GPU.
+_OF_COPIES = (partition.ONLY_FOR_CPU, partition.TOO_LITTLE)
+_NO_GAIN = "MXNet takes no longer for it"
+
+
+@dataclass
+class GpuReport:
+    """Report on what runs on the GPU, or what this package computes if it is `on` the CPU: the
+    number of nodes of each part, and of the network; the nodes that MXNet runs on the CPU, with
+    reasons; and, if the shapes of the inputs are known, the bytes copied in and out per call."""
+
+    parts: list[int]
+    nodes: int
+    left: dict[str, str] = field(default_factory=dict)
+    bytes_in: int | None = None
+    bytes_out: int | None = None
+    on: str = "gpu"
+
+    @classmethod
+    def of(
+        cls, choice: Choice, shapes: Mapping[str, tuple[int, ...]], types: Mapping[str, Any]
+    ) -> GpuReport:
+        """Report on a choice, with these shapes and types of its inputs by name, if known."""
+        nodes = sum(node["op"] != "null" for node in choice.graph["nodes"])
+        left = choice.left
+        if choice.on == "cpu":
+            left = {n: _NO_GAIN if reason in _OF_COPIES else reason for n, reason in left.items()}
+        copied = partition.copied_bytes(choice, shapes, types) if shapes else (None, None)
+        return cls(list(map(len, choice.groups)), nodes, left, *copied, choice.on)
+
+    def __str__(self) -> str:
+        counts = ", ".join(map(str, self.parts)) or "none"
+        ours, others = _PLACES[self.on]
+        lines = [f"{ours}: {sum(self.parts)} of {self.nodes} nodes, in parts of: {counts}"]
+        lines += [f"{others}: {name}: {reason}" for name, reason in self.left.items()]
+        if self.on == "gpu" and self.bytes_in is not None and self.bytes_out is not None:
+            lines.append(f"a call copies {self.bytes_in} bytes in and {self.bytes_out} bytes out")
+        return "\n".join(lines)
 
 
 class FrozenNetwork:
@@ -112,9 +153,9 @@ class FrozenNetwork:
         wants_gradients = autograd.is_recording() or autograd.is_training()
         if wants_gradients:
             return self._source.run(arrays)
-        reason = self._why_not() or partition.why_not_of(flat)
+        reason = self._why_not() or networks.why_not_of(flat)
         if reason is not None:
-            partition.say_why_no_gpu(reason)
+            networks.say_why_no_gpu(reason)
             return self._source.run(_as_floats(arrays))
         with self._lock:
             made = self._made
@@ -134,13 +175,13 @@ class FrozenNetwork:
         return self._source.grouped(outputs)
 
     def _why_not(self) -> str | None:
-        """Return why MXNet runs the network; cached, as `partition` takes long to find a GPU."""
+        """Return why MXNet runs the network; cached, as finding a GPU takes long."""
         if self._on == "cpu":
             return compiled_operator.missing()
         backend = settings.backend()
         if (backend,) == self._usable:
             return None
-        reason = partition.why_no_gpu()
+        reason = networks.why_no_gpu()
         self._usable = (backend,) if reason is None else ()
         return reason
 
@@ -175,13 +216,11 @@ class _Made:
         self._places = list(others)
         given = self._given(data, sizes)
         named, of_calls = dict(zip(self._names, given)), {*traced.data, *traced.labels}
-        symbol = partition.with_known_sources(traced.symbol, named)
-        self._is_of_all, self._chosen_for = symbol is traced.symbol, _key(data)
+        self._chosen_for = _key(data)
         # A layer that takes pixels is chosen as one of float32.
         typed = {**named, **dict(zip(traced.data, _stand_ins(data)))}
-        self._choice = partition.choose_for(symbol, typed, of_calls, on=on)
-        opened = Parts(most_bytes=sys.maxsize)
-        symbol, self._parts = partition.in_parts(self._choice, named, opened)
+        self._choice = partition.choose_for(traced.symbol, typed, of_calls, on=on)
+        symbol, self._parts = partition.in_parts(self._choice, named, sys.maxsize)
         symbol = self._choice.original if symbol is None else symbol
         self._op = CompiledOp(nd.CachedOp, symbol, self._names, of_calls, [], self._parts)
         self._op.hold(given)
@@ -190,7 +229,7 @@ class _Made:
         """Return whether it can compute arrays of these shapes and types, as far as is known.
         Choosing takes longer than computing most networks."""
         key = _key(data)
-        if not self._is_of_all:
+        if self._choice.is_for_sizes:
             return key == self._chosen_for
         return key in self._sizes or _kinds(key) == _kinds(self._chosen_for)
 
@@ -200,7 +239,7 @@ class _Made:
 
     @property
     def report(self) -> GpuReport:
-        return partition.report_of(self._choice, self._last.inputs, self._last.types)
+        return GpuReport.of(self._choice, self._last.inputs, self._last.types)
 
     def run(self, data: list[Any]) -> list[Any]:
         """Return the outputs for these arrays."""
@@ -301,10 +340,6 @@ class _Operator:
         given = {**self._traced.parameters, **dict(zip(self._traced.data, data)), **labels}
         outputs = self._op(*(given[name] for name in self._names))
         return outputs if isinstance(outputs, list) else [outputs]
-
-
-def _as_float(dtype: Any) -> Any:
-    return np.float32 if dtype == np.uint8 else dtype
 
 
 def _as_floats(arrays: Sequence[Any]) -> list[Any]:
@@ -414,7 +449,7 @@ class _OfBlock(_Source):
         block = self._block
         data, symbol = block._get_graph(*arrays)
         self._graph = block._cached_graph
-        symbol = parts.put_back_symbol(symbol)
+        symbol = graph_json.unmarked(symbol)
         parameters = block.collect_params()
         names = [name for name in symbol.list_inputs() if name in parameters]
         try:
@@ -443,7 +478,7 @@ class _OfBlock(_Source):
 class _OfSymbol(_Source):
     def __init__(self, mx: Any, symbol: Any, *parameters: Mapping[str, Any]) -> None:
         self.mx = mx
-        self._symbol = parts.put_back_symbol(symbol)
+        self._symbol = graph_json.unmarked(symbol)
         # The user's own dicts, read at each call.
         self._parameters = parameters
         self._traced: _Traced | None = None

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 
 from . import (
     autograd_state,
+    checkpoint,
     cuda_libraries,
     fork_safety,
     lazy_imports,
@@ -20,7 +21,7 @@ from . import (
     startup_hook,
     variables,
 )
-from .graphs import binding, graph_inference, native_views
+from .graphs import cached_ops, executors, graph_inference, native_views, partition
 
 
 @contextlib.contextmanager
@@ -46,7 +47,6 @@ def register() -> None:
     importlib.import_module("ece408_op.operator.compiled_operator").install(mxnet)
     native_handles.install(mxnet)
     parts_at_work.install()
-    graph_inference.install(mxnet)
-    binding.install(mxnet)
-    native_views.install(mxnet)
+    for module in (graph_inference, executors, cached_ops, partition, native_views, checkpoint):
+        module.install(mxnet)
     loading.tell_imported(mxnet)

@@ -1,4 +1,4 @@
-"""Parts of a graph that the GPU computes, on MXNet's arrays of the CPU."""
+"""Parts of a graph that the GPU computes, on MXNet's arrays of the CPU; and whether it can."""
 
 from __future__ import annotations
 
@@ -12,7 +12,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from .. import settings
-from ..errors import UnsupportedProblem
+from ..errors import NoUsableGpu
+from ..host import gpu
+from . import compiled_operator
 
 if TYPE_CHECKING:
     from ..network import Array, Network
@@ -24,18 +26,6 @@ Graph = Mapping[str, Any]
 DATA, PARAMETER, FOR_ALL_IMAGES = "012"
 # Mark of an output of which only the shape is used.
 UNREAD = "1"
-# The header's ECE408_MOST_DIMENSIONS and ece408_array.
-_MOST_DIMENSIONS = 8
-_ARRAY = np.dtype(
-    [
-        ("address", np.uint64),
-        ("version", np.uint64),
-        ("type", np.int64),
-        ("dimensions", np.int64),
-        ("shape", np.int64, (_MOST_DIMENSIONS,)),
-    ]
-)
-ARRAY_BYTES = _ARRAY.itemsize
 # Types by MXNet's numbers.
 TYPES = ("float32", "float64", "float16", "uint8", "int32", "int8", "int64")
 
@@ -65,27 +55,36 @@ class OnGpu:
             self._network = Network(read, names, constant)
         self._kinds = kinds
         self._data = [place for place, kind in enumerate(kinds) if kind == DATA]
-        # The version of the last parameters, MXNet's description of them, and the inputs without
-        # data.
-        self._last: tuple[int, bytes, list[Any]] = (0, b"", [None] * len(names))
+        # The version of the last parameters, and the inputs without data.
+        self._last: tuple[int, list[Any]] = (0, [None] * len(names))
 
     def compute(
-        self, version: int, data: Iterable[Array], parameters: bytes, outputs: Sequence[Array]
+        self,
+        version: int,
+        versions: Sequence[int],
+        addresses: Sequence[int],
+        arrays: Sequence[Array],
     ) -> None:
-        """Compute a call of MXNet's; `parameters` is its description of them."""
-        _, text, arrays = self._last
-        if text != parameters:
-            known = iter(described(parameters))
-            arrays = [None if kind == DATA else next(known) for kind in self._kinds]
-        self._last = version, parameters, arrays
-        self._compute(arrays, data, outputs, are_held=True)
+        """Compute a call of MXNet's. `arrays` are its inputs and outputs without addresses and
+        versions; `version` is that of all inputs but data."""
+        from ..network import Array
+
+        def placed(number: int) -> Array:
+            each = arrays[number]
+            of_input = versions[number] if number < len(self._kinds) else 0
+            return Array(addresses[number], each.shape, each.dtype, of_input)
+
+        known = [None if kind == DATA else placed(n) for n, kind in enumerate(self._kinds)]
+        self._last = version, known
+        outputs = [placed(n) for n in range(len(known), len(arrays))]
+        self._compute(known, map(placed, self._data), outputs, are_held=True)
 
     def compute_again(self, version: int, data: Iterable[Array], outputs: Sequence[Array]) -> bool:
         """Compute a call with parameters of this version, which may move meanwhile; return whether
         that was possible."""
         from ..network import WeightsNeeded
 
-        last, _, arrays = self._last
+        last, arrays = self._last
         if last != version:
             return False
         try:
@@ -147,25 +146,38 @@ def known_kinds(kinds: str, shapes: Sequence[Sequence[int]]) -> str:
     )
 
 
-def described(text: bytes) -> list[Array]:
-    """Return the arrays that the header's structures describe. Raises `UnsupportedProblem` for
-    arrays that no network takes."""
-    from ..network import Array
+def why_no_gpu() -> str | None:
+    """Return in one line why no network can run on a GPU here, or `None` if one can."""
+    if compiled_operator.missing() is not None:
+        return compiled_operator.missing()
+    backend = settings.backend()
+    if backend == "emulator":
+        return None
+    if backend not in (None, "cuda"):
+        return f"backend {backend} is requested (ECE408_BACKEND)"
+    try:
+        gpu.require_our_kernels(settings.devices())
+    except NoUsableGpu as error:
+        return str(error)
+    return None
 
-    result = []
-    arrays = np.frombuffer(text, _ARRAY)
-    for address, version, number, dimensions, shape in zip(
-        *(arrays[name].tolist() for name in _ARRAY.names or ())
-    ):
-        if not 0 <= number < len(TYPES):
-            what = "a sparse array" if number < 0 else f"an array of MXNet's type {number}"
-            raise UnsupportedProblem(
-                f"{what} cannot go to the GPU; use a dense one of {', '.join(TYPES)}"
-            )
-        if dimensions > _MOST_DIMENSIONS:
-            raise UnsupportedProblem(
-                f"an array of {dimensions} dimensions cannot go to the GPU; use at most "
-                f"{_MOST_DIMENSIONS}"
-            )
-        result.append(Array(address, tuple(shape[:dimensions]), TYPES[number], version))
-    return result
+
+_last_said = ""
+
+
+def say_why_no_gpu(reason: str) -> None:
+    """Print the reason to stderr, unless it was the last one printed."""
+    global _last_said
+    if reason != _last_said and sys.stderr is not None:
+        print(f"ece408: the network runs on the CPU, by MXNet: {reason}", file=sys.stderr)
+    _last_said = reason
+
+
+def why_not_of(arrays: Iterable[Any]) -> str | None:
+    """Return why no network runs on our GPU backend with such arrays, or `None` if one can."""
+    for array in arrays:
+        if array.context.device_type != "cpu":
+            return f"its arrays are on {array.context}"
+        if array.dtype == np.float64:
+            return "it has arrays of float64, not of float32"
+    return None

@@ -11,6 +11,7 @@ import functools
 import itertools
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
@@ -24,7 +25,7 @@ from . import compiled_operator, native_handles
 from .array_memory import pointer
 from .loading import load_mxnet
 from .native_handles import library as _library
-from .networks import ARRAY_BYTES, DATA, FOR_ALL_IMAGES, PARAMETER, TYPES, OnGpu, described
+from .networks import DATA, FOR_ALL_IMAGES, PARAMETER, TYPES, OnGpu
 
 if TYPE_CHECKING:
     from ..network import Array, KeptCode, Steps
@@ -49,39 +50,57 @@ _Report = ctypes.CFUNCTYPE(
 )
 _Forget = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_int64)
 _Close = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_int)
-_ARRAYS = (ctypes.c_int64, ctypes.c_void_p)
-_Compute = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_int, ctypes.c_uint64, *_ARRAYS * 3)
-_Pass = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int, *_ARRAYS * 2)
+_VERSIONS, _ADDRESSES = ctypes.POINTER(ctypes.c_uint64), ctypes.POINTER(ctypes.c_size_t)
+_Compute = ctypes.CFUNCTYPE(
+    *(ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_uint64, _VERSIONS, _ADDRESSES)
+)
+_Pass = ctypes.CFUNCTYPE(
+    *(ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64, ctypes.c_int),
+    *(_VERSIONS, _ADDRESSES),
+)
 
 
-class _Kept(ctypes.Structure):
-    """The header's `ece408_kept`."""
-
-    _fields_ = [
-        ("steps", ctypes.c_void_p),
-        *[(name, _SIZES) for name in ("packed", "before")],
-        *[(name, ctypes.c_int64) for name in ("number", "step_count")],
-        *[(name, ctypes.c_int64) for name in ("packed_count", "before_count", "bytes")],
-    ]
-
-
-class _Made(ctypes.Structure):
-    """The header's `ece408_made`."""
+class _Code(ctypes.Structure):
+    """The header's `ece408_code`."""
 
     _fields_ = [
         ("steps", ctypes.c_void_p),
-        *[(name, _SIZES) for name in ("kept", "reads")],
+        *[(name, _SIZES) for name in ("kept", "packed", "reads")],
         *[(name, ctypes.c_int64) for name in ("number", "step_count", "kept_count")],
-        *[(name, ctypes.c_int64) for name in ("read_count", "arena_bytes", "isa")],
+        *[(name, ctypes.c_int64) for name in ("packed_count", "read_count", "bytes", "isa")],
         *[(name, ctypes.c_int64) for name in ("forward_steps", "saved_bytes")],
     ]
+
+    @classmethod
+    def of(
+        cls,
+        steps: Any,
+        kept: Iterable[KeptCode] = (),
+        packed: Sequence[int] = (),
+        reads: Sequence[int] = (),
+        **others: int,
+    ) -> _Code:
+        numbers = [each.number for each in kept]
+        return cls(
+            steps=ctypes.cast(steps, ctypes.c_void_p),
+            kept=_integers(numbers),
+            packed=_integers(packed),
+            reads=_integers(reads),
+            step_count=len(steps or ()),
+            kept_count=len(numbers),
+            packed_count=len(packed),
+            read_count=len(reads),
+            **others,
+        )
 
 
 _numbers = itertools.count(1)
 _opened: dict[int, _Opened | _Trained] = {}
 _refusals: dict[int, Ece408Error] = {}
-# Steps of programs, and the part of what is kept, by their numbers.
+# By their numbers: steps of programs, or their arrays without addresses if Python computes; and the
+# part of what is kept.
 _programs: dict[int, Steps] = {}
+_arrays_of: dict[int, list[Array]] = {}
 _keepers: dict[int, _Opened] = {}
 # Recorded calls on a GPU, by number.
 _recorded: dict[int, tuple[GpuTrainingProgram, Saved]] = {}
@@ -359,24 +378,32 @@ class _Opened:
     def make(self, sizes: Sequence[int], target: ctypes.c_void_p) -> None:
         """Give the library the program for inputs of these types and shapes; of the outputs' shapes
         alone for a GPU."""
+        from ..network import Array
+
         inputs = list(_arrays(sizes))
+        # Numbers of what is kept are not negative.
+        number = -next(_numbers)
         if self.on_gpu is not None:
-            _give_shapes(self._network.output_shapes(inputs), target)
+            shapes = self._network.output_shapes(inputs)
+            typed = zip(shapes, self._types[len(inputs) :])
+            _arrays_of[number] = [*inputs, *(Array(0, *each, 0) for each in typed)]
+            _give_shapes(shapes, target)
+            _library().ece408_part_give(target, ctypes.byref(_Code.of(None, number=number)))
             return
         settled = settings.precision(), chosen_isa()
         kept = [each for each in self.kept.values() if each.settings == settled]
         code = self._network.code(inputs, self._types[len(inputs) :], kept)
-        # Numbers of what is kept are not negative.
-        number = -next(_numbers)
         _give_shapes([value.shape for value in code.steps.outputs], target)
         given = True
         for each in code.kept:
             if each.number not in self.kept:
                 given = given and self._keep(each, target)
-        made = _Made(
-            *(_address(code.for_images), _integers(each.number for each in code.kept)),
-            *(_integers(code.reads), number, len(code.for_images), len(code.kept)),
-            *(len(code.reads), code.arena_bytes, native.ISA_CODES[code.isa], 0, 0),
+        made = _Code.of(
+            *(code.for_images, code.kept),
+            reads=code.reads,
+            number=number,
+            bytes=code.arena_bytes,
+            isa=native.ISA_CODES[code.isa],
         )
         if not given or not _library().ece408_part_give(target, ctypes.byref(made)):
             raise errors.NotEnoughMemory(
@@ -388,10 +415,10 @@ class _Opened:
     def _keep(self, kept: KeptCode, target: ctypes.c_void_p) -> bool:
         self.kept[kept.number] = kept
         _keepers[kept.number] = self
-        made = _Kept(
-            *(_address(kept.steps), _integers(kept.packed)),
-            *(_integers(each.number for each in kept.before), kept.number, len(kept.steps)),
-            *(len(kept.packed), len(kept.before), kept.nbytes),
+        made = _Code.of(
+            *(kept.steps, kept.before, kept.packed),
+            number=kept.number,
+            bytes=kept.nbytes,
         )
         return bool(_library().ece408_part_keep(target, ctypes.byref(made)))
 
@@ -429,7 +456,7 @@ class _Trained:
 
         self.outputs, self.in_python = len(graph["heads"]), on == "gpu"
         self._names = [node["name"] for node in graph["nodes"] if node["op"] == "null"]
-        self._wanted = wanted
+        self._wanted, self.inputs = wanted, len(self._names)
         self._training = Training(json.dumps(graph), self._names, wanted, on=on)
         # Not every layer's gradient is computed for every shape.
         self._training.program([Array(0, shape, "float32", 0) for shape in shapes])
@@ -447,23 +474,33 @@ class _Trained:
         return DATA * len(self._names)
 
     def make(self, sizes: Sequence[int], target: ctypes.c_void_p) -> None:
-        """Give the library the program for inputs of these types and shapes."""
-        code = self._training.program(list(_arrays(sizes)))
+        """Give the library the program for inputs of these types and shapes; of the outputs' shapes
+        alone for a GPU."""
+        from ..network import Array
+
+        inputs = list(_arrays(sizes))
+        code, number = self._training.program(inputs), -next(_numbers)
         _give_shapes(code.output_shapes, target)
         if self.in_python:
+            shapes = *code.output_shapes, *code.result_shapes
+            _arrays_of[number] = [*inputs, *(Array(0, each, "float32", 0) for each in shapes)]
+            _library().ece408_part_give(target, ctypes.byref(_Code.of(None, number=number)))
             return
         code = cast("TrainingProgram", code)
-        number = -next(_numbers)
-        made = _Made(
-            *(_address(code.for_images), None, None, number, len(code.for_images), 0, 0),
-            *(code.arena_bytes, native.ISA_CODES[code.isa]),
-            *(code.steps.forward, code.saved_bytes),
+        made = _Code.of(
+            code.for_images,
+            number=number,
+            bytes=code.arena_bytes,
+            isa=native.ISA_CODES[code.isa],
+            forward_steps=code.steps.forward or 0,
+            saved_bytes=code.saved_bytes,
         )
         _library().ece408_part_give(target, ctypes.byref(made))
         _programs[number] = code.steps
 
-    def forward(self, call: int, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
-        """Compute the forward pass of a recorded call on a GPU."""
+    def forward(self, call: int, arrays: Sequence[Array]) -> None:
+        """Compute the forward pass of a recorded call on a GPU, from the inputs to the outputs."""
+        inputs, outputs, _ = self._divided(arrays)
         made = cast("GpuTrainingProgram", self._training.program(inputs))
         known, saved = _recorded.get(call, (None, None))
         if saved is None or known is not made:
@@ -471,22 +508,24 @@ class _Trained:
         _recorded[call] = made, saved
         self._publish(made, made.forward(inputs, outputs, saved, _seeds.next()), 0)
 
-    def backward(self, call: int, given: Sequence[Array], results: Sequence[Array]) -> None:
-        """Compute its backward pass, from the inputs and the gradients for the outputs."""
+    def backward(self, call: int, arrays: Sequence[Array]) -> None:
+        """Compute its backward pass, from the inputs and the gradients for the outputs to the
+        wanted gradients and the moving averages."""
         made, saved = _recorded[call]
-        count = len(self._names)
-        seconds = made.backward(given[:count], given[count:], results, saved)
+        inputs, heads, results = self._divided(arrays)
+        seconds = made.backward(inputs, heads, results, saved)
         self._publish(made, seconds, made.steps.forward or 0)
+
+    def _divided(self, arrays: Sequence[Array]) -> list[Sequence[Array]]:
+        """Return the inputs, as many arrays as there are outputs, and the others."""
+        first, end = self.inputs, self.inputs + self.outputs
+        return [arrays[:first], arrays[first:end], arrays[end:]]
 
     def _publish(self, made: GpuTrainingProgram, seconds: list[float] | None, first: int) -> None:
         from .. import network
 
         if seconds is not None:
             network.publish(made.steps.for_images[first:], seconds, "gpu")
-
-
-def _address(steps: Any) -> ctypes.c_void_p:
-    return ctypes.cast(steps, ctypes.c_void_p)
 
 
 def _integers(numbers: Iterable[int]) -> Any:
@@ -541,6 +580,7 @@ def _report(
 def _forget(number: int) -> int:
     def work() -> None:
         _programs.pop(number, None)
+        _arrays_of.pop(number, None)
         keeper = _keepers.pop(number, None)
         if keeper is not None:
             del keeper.kept[number]
@@ -558,25 +598,26 @@ def _close(number: int) -> int:
     return errors.remembered(work)
 
 
-def _compute(part: int, version: int, *arrays: int) -> int:
+def _compute(part: int, number: int, version: int, versions: Any, addresses: Any) -> int:
     def work() -> None:
-        on_gpu = _opened[part].on_gpu
+        on_gpu, arrays = _opened[part].on_gpu, _arrays_of[number]
         assert on_gpu is not None
-        data, parameters, outputs = map(_text, arrays[::2], arrays[1::2])
-        on_gpu.compute(version, described(data), parameters, described(outputs))
+        on_gpu.compute(version, versions, addresses, arrays)
 
     return errors.remembered(work)
 
 
-def _pass(part: int, call: int, backward: int, *arrays: int) -> int:
+def _pass(part: int, number: int, call: int, backward: int, versions: Any, addresses: Any) -> int:
     def work() -> None:
         opened = _opened[part]
         assert isinstance(opened, _Trained)
-        given, results = (list(described(_text(*each))) for each in (arrays[:2], arrays[2:]))
-        if backward:
-            opened.backward(call, given, results)
-        else:
-            opened.forward(call, given, results)
+        known = _arrays_of[number]
+        count = len(known) if backward else opened.inputs + opened.outputs
+        arrays = [
+            replace(array, address=address or 0, version=version)
+            for array, address, version in zip(known[:count], addresses, versions)
+        ]
+        (opened.backward if backward else opened.forward)(call, arrays)
 
     return errors.remembered(work)
 
@@ -584,10 +625,6 @@ def _pass(part: int, call: int, backward: int, *arrays: int) -> int:
 def _end(call: int) -> int:
     _recorded.pop(call, None)
     return 1
-
-
-def _text(count: int, address: int | None) -> bytes:
-    return ctypes.string_at(address, count * ARRAY_BYTES) if address else b""
 
 
 _FUNCTIONS = _Functions(

@@ -50,7 +50,7 @@ def register(name: str, prop: type) -> None:
 
     # MXNet may call it as long as the process lives.
     _nodes[mx.operator._registry.inc()] = create
-    python_calls.register(mx, name, create)
+    python_calls.register(mx, name, create, _DESCRIPTION, _OPERATOR)
 
 
 def _called(*types: Any) -> Callable[[Callable[..., None]], Any]:
@@ -68,9 +68,15 @@ def _called(*types: Any) -> Callable[[Callable[..., None]], Any]:
 
 def _give(made: Any, thing: Any, functions: ctypes.Array[ctypes.c_void_p]) -> None:
     number = mx.operator._registry.inc()
-    contexts = (ctypes.c_void_p * len(functions))(*[number] * len(functions))
+    contexts = _lasting((ctypes.c_void_p * len(functions))(*[number] * len(functions)))
     _nodes[number] = thing, contexts
     made[0] = _Callbacks(len(functions), functions, contexts)
+
+
+def _lasting(array: Any) -> Any:
+    """Keep an array that MXNet may read after Python's end."""
+    ctypes.pythonapi.Py_IncRef(ctypes.py_object(array))
+    return array
 
 
 def _of(number: int) -> Any:
@@ -91,7 +97,8 @@ def _check_count(found: Sequence[Any], count: int) -> None:
 
 @_called(_Number)
 def _delete(number: int) -> None:
-    del _nodes[number]
+    _, contexts = _nodes.pop(number)
+    ctypes.pythonapi.Py_DecRef(ctypes.py_object(contexts))
 
 
 @functools.cache
@@ -208,7 +215,7 @@ def _backward(count: int, handles: Any, tags: Any, requests: Any, _: int, number
 
 def _addresses(*functions: Any) -> ctypes.Array[ctypes.c_void_p]:
     found = (ctypes.cast(function, ctypes.c_void_p) for function in functions)
-    return (ctypes.c_void_p * len(functions))(*found)
+    return _lasting((ctypes.c_void_p * len(functions))(*found))
 
 
 # In the order of MXNet's `CustomOpPropCallbacks` and `CustomOpCallbacks`.

@@ -17,12 +17,17 @@ from ..errors import Ece408Error, InvalidSetting
 from ..files.cachedir import atomic_path
 from ..problem import check_precision
 from . import checkpoint, gpu_support
-from .conv_attributes import ConvAttributes
+from .conv_attributes import IGNORED, ConvAttributes
 from .graphs import graph_json
-from .graphs.insert import rewritten
+from .graphs.graph_json import Graph, Node
 from .loading import load_mxnet
 
 _log = logging.getLogger("ece408_op")
+# Other convolution operators, and why they stay.
+_OTHER_OPERATORS = {
+    "Convolution_v1": "it is the operator Convolution_v1",
+    "_npx_convolution": "it is of MXNet's NumPy interface; swap the Gluon net before exporting it",
+}
 
 
 @dataclass
@@ -212,7 +217,24 @@ def swap_symbol(
 
 
 def _rewrite(symbol: Any, choice: _Choice) -> Any:
-    return graph_json.write(rewritten(json.loads(graph_json.text(symbol)), choice), symbol)
+    return graph_json.write(_rewritten(json.loads(graph_json.text(symbol)), choice), symbol)
+
+
+def _rewritten(graph: Graph, choice: _Choice) -> Graph:
+    """Return the graph with our operator for every Convolution that `choice` takes, at any
+    depth."""
+
+    def place(node: Node) -> Node:
+        node = graph_json.inside(node, lambda graph: _rewritten(graph, choice))
+        attributes, name = node.get("attrs", {}), node["name"]
+        if node["op"] in _OTHER_OPERATORS:
+            choice.leaves(name, _OTHER_OPERATORS[node["op"]])
+        if node["op"] != "Convolution" or not choice.takes(name, attributes):
+            return node
+        kept = {key: text for key, text in attributes.items() if key not in IGNORED}
+        return graph_json.as_ours(node, kept, backend=choice.backend, precision=choice.precision)
+
+    return {**graph, "nodes": [place(node) for node in graph["nodes"]]}
 
 
 def _swap_net(mx: Any, net: Any, choice: _Choice) -> SwapReport:

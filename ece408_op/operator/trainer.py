@@ -16,8 +16,7 @@ from ..network.host_arrays import Array
 from ..network.machines.machine import GpuMachine
 from ..network.residents import Resident
 from ..network.update import Item, Updates
-from . import array_memory, arrays_on_gpu
-from .graphs import partition
+from . import array_memory, arrays_on_gpu, networks
 from .native_handles import library
 
 # Rules of updates by MXNet's class of optimizers; a subclass may compute something else.
@@ -190,9 +189,9 @@ class Trainer(mx.gluon.Trainer):
         scaled = getattr(self, "_amp_loss_scaler", None) is not None
         if type(self._optimizer) not in _RULES or scaled or self._optimizer.multi_precision:
             return None
-        reason = partition.why_no_gpu()
+        reason = networks.why_no_gpu()
         if reason is not None:
-            partition.say_why_no_gpu(reason)
+            networks.say_why_no_gpu(reason)
             return None
         (machine, *_) = machines.chosen("gpu")
         assert isinstance(machine, GpuMachine)

@@ -11,41 +11,18 @@ namespace ece408 {
 // the same memory; during a write, the count is not reliable.
 size_t writes_to(const void* handle);
 
-// Whether another library lent the array's memory, or processes have it in common. MXNet does not
-// count their writes. Views have their array's memory.
-bool is_foreign(const void* handle);
-
-// An array's type, by MXNet's number, its number of dimensions, and these.
+// Arrays' types, by MXNet's numbers, each with its number of dimensions, and these.
 using Sizes = std::vector<int64_t>;
 
 template <typename Shape>
-Sizes sizes_of(int type, const Shape& shape) {
-    Sizes sizes{type, static_cast<int64_t>(shape.size())};
-    sizes.insert(sizes.end(), shape.begin(), shape.end());
-    return sizes;
+void add(int type, const Shape& shape, Sizes* sizes) {
+    sizes->insert(sizes->end(), {type, static_cast<int64_t>(shape.end() - shape.begin())});
+    sizes->insert(sizes->end(), shape.begin(), shape.end());
 }
 
-// Sets an array's sizes and the number of its device; false unless it is a dense one in ordinary
-// memory of the CPU.
-bool describe(const void* handle, Sizes* sizes, int* device);
-
-// Addresses of the fields that MXNet reads for an array, so that the processor can fetch those of
-// many arrays at once. MXNet reads one array after the other, each by three dependent loads. An
-// outdated address costs time only.
-struct ArrayPlaces {
-    const char* array = nullptr;
-    const char* chunk = nullptr;
-    const char* variable = nullptr;
-
-    void fetch() const {
-        constexpr int kLine = 64;
-        __builtin_prefetch(array);
-        for (int line = 0; line < 3; line++) __builtin_prefetch(chunk + line * kLine);
-        for (int line = 0; line < 2; line++) __builtin_prefetch(variable + line * kLine);
-    }
-};
-
-ArrayPlaces places_of(const void* handle);
+// Adds an array's, and sets the number of its device; false unless it is a dense one in ordinary memory of
+// the CPU.
+bool add(const void* handle, Sizes* sizes, int* device);
 
 // For MXNet's engine: the first CPU, a ContextHandle, and the property of functions that run at
 // once if they need not wait, an EngineFnPropertyHandle.

@@ -115,18 +115,6 @@ ECE408_EXPORT void ece408_forward_forget(void);
 /* Whether every call of a plan's function is reported from now on. */
 ECE408_EXPORT void ece408_forward_log(int is_open);
 
-/* The maximum number of dimensions of a network's operators. */
-#define ECE408_MOST_DIMENSIONS 8
-
-/* An array on the host that is an input or an output of a network. Its type is MXNet's number, or -1 if it
- * is sparse. Versions of an input are equal only if its values are. Dimensions beyond the maximum are
- * omitted. */
-typedef struct ece408_array {
-    const void* data;
-    uint64_t version;
-    int64_t type, dimensions, shape[ECE408_MOST_DIMENSIONS];
-} ece408_array;
-
 /* The kinds of a part's inputs, one character each: data, with a row for each image; a parameter; or
  * a computed array that is the same for all images. */
 #define ECE408_DATA '0'
@@ -149,16 +137,16 @@ typedef struct ece408_part_functions {
     int (*forget)(int64_t number);
     /* Ends a part. */
     int (*close)(int part);
-    /* Computes a call of a part that Python computes, with this version of all arrays but data. */
-    int (*compute)(int part, uint64_t version, int64_t data, const ece408_array* data_arrays,
-                   int64_t parameters, const ece408_array* parameter_arrays, int64_t outputs,
-                   const ece408_array* output_arrays);
+    /* Computes a call of a part that Python computes, with this version of all inputs but data, and these of
+     * each, and the addresses of inputs and outputs. */
+    int (*compute)(int part, int64_t program, uint64_t version, const uint64_t* versions,
+                   void* const* addresses);
     /* Computes a pass of a part with gradients that Python computes, for the recorded call of this
-     * number, which is not 0. Forward, `in` are the inputs and `out` the outputs; `backward`, `in`
-     * are the inputs, then the gradients for the outputs, and `out` the wanted gradients, then the
-     * moving averages. Versions are MXNet's counts of writes. */
-    int (*pass)(int part, int64_t call, int backward, int64_t inputs, const ece408_array* in,
-                int64_t outputs, const ece408_array* out);
+     * number, which is not 0. Arrays have addresses, and MXNet's counts of writes as versions: first the
+     * inputs; forward, then the outputs; `backward`, then the gradients for the outputs, the wanted
+     * gradients, and the moving averages. */
+    int (*pass)(int part, int64_t program, int64_t call, int backward, const uint64_t* versions,
+                void* const* addresses);
     /* Ends a recorded call. */
     int (*end)(int64_t call);
 } ece408_part_functions;
@@ -167,7 +155,7 @@ typedef struct ece408_part_functions {
 ECE408_EXPORT void ece408_part_use(const ece408_part_functions* functions);
 
 /* Opens a part. `kinds` has the kind of each input, and `types` the types of all inputs and outputs. With
- * `in_python`, Python computes it; its programs have only the shapes of outputs. */
+ * `in_python`, Python computes it; its programs have only the shapes of outputs, and a number. */
 ECE408_EXPORT void ece408_part_open(int part, const char* kinds, const int* types, int arrays,
                                     int in_python);
 
@@ -192,29 +180,23 @@ ECE408_EXPORT void ece408_part_release(int part);
 /* Adds the shape of the next output. */
 ECE408_EXPORT void ece408_part_output(ece408_program* program, const int64_t* shape, int dimensions);
 
-/* What programs keep of weights, in `bytes` of memory: results of steps, whose operands are in nothing, the
- * inputs, what is kept `before`, by numbers, and itself. `packed` are the places of packed weights. */
-typedef struct ece408_kept {
+/* What Python makes: a program, or what programs keep of weights, which steps make. Operands of a
+ * program's steps are in an arena of `bytes`, the inputs, the outputs, and what is `kept`, by numbers; those
+ * of what is kept are in nothing, the inputs, what is `kept` before, and itself, of `bytes`. `packed` are the
+ * places of packed weights in it. A program also `reads` weights, the inputs of these numbers, in place. One
+ * with gradients has `forward_steps`, then those of the backward pass, and `saved_bytes` between them. */
+typedef struct ece408_code {
     const ece408_step* steps;
-    const int64_t *packed, *before;
-    int64_t number, step_count, packed_count, before_count, bytes;
-} ece408_kept;
+    const int64_t *kept, *packed, *reads;
+    int64_t number, step_count, kept_count, packed_count, read_count, bytes;
+    int64_t isa, forward_steps, saved_bytes;
+} ece408_code;
 
 /* Keeps it for the program; 0 if there is no memory. */
-ECE408_EXPORT int ece408_part_keep(ece408_program* program, const ece408_kept* made);
-
-/* A program that Python has made. Operands of its steps are in an arena, the inputs, the outputs,
- * and what is kept, by numbers. It also `reads` weights, the inputs of these numbers, in place. One with
- * gradients has `forward_steps`, then those of the backward pass, and `saved_bytes` between them. */
-typedef struct ece408_made {
-    const ece408_step* steps;
-    const int64_t *kept, *reads;
-    int64_t number, step_count, kept_count, read_count, arena_bytes, isa;
-    int64_t forward_steps, saved_bytes;
-} ece408_made;
+ECE408_EXPORT int ece408_part_keep(ece408_program* program, const ece408_code* made);
 
 /* Copies it; 0 if something is not kept any more. */
-ECE408_EXPORT int ece408_part_give(ece408_program* program, const ece408_made* made);
+ECE408_EXPORT int ece408_part_give(ece408_program* program, const ece408_code* made);
 
 /* Functions of MXNet's C interface: MXNDArrayWaitToRead, MXNDArrayGetData, MXNDArrayCreateEx and
  * MXEnginePushSyncND. */
@@ -236,11 +218,14 @@ typedef struct ece408_mxnet {
 ECE408_EXPORT int ece408_part_call(int part, void* const* inputs, void** results, int64_t most_bytes,
                                    const ece408_mxnet* mxnet, uint64_t* version);
 
-/* MXNet's CustomOpPropCreator. */
-typedef int ece408_creator(void);
+/* A function for MXNet, in Python, of any type. */
+typedef int ece408_function_of_mxnet(void);
 
-/* Wraps an operator's creator in Python: MXNet can call the made operator at any time. */
-ECE408_EXPORT ece408_creator* ece408_guarded(ece408_creator* creator);
+/* Puts others in the place of the functions of an operator in Python, which MXNet can call at any time: those
+ * of MXNet's CustomOpPropCallbacks and CustomOpCallbacks, and its CustomOpPropCreator, which is returned. */
+ECE408_EXPORT ece408_function_of_mxnet* ece408_guarded(ece408_function_of_mxnet* creator,
+                                                       ece408_function_of_mxnet** description,
+                                                       ece408_function_of_mxnet** operation);
 
 /* A function in Python that neither takes nor returns anything. */
 typedef void ece408_action(void);

@@ -116,8 +116,7 @@ public:
         if (!set_data(layer_, (*in)[0].shape, &p)) return kRefused;
         const Arrays arrays{(*in)[0].data_ptr, (*in)[1].data_ptr,
                             layer_.bias ? (*in)[2].data_ptr : nullptr, (*out)[0].data_ptr};
-        const auto& [call, plan, settings] = planned(p, (*in)[0].dtype);
-        return compute(p, call, *plan, arrays, resource);
+        return compute(p, (*in)[0].dtype, ECE408_FORWARD, arrays, resource);
     }
 
     // From the gradient for y, the inputs and y: the gradients for data, weight[, bias].
@@ -131,60 +130,33 @@ public:
         if (layer_.for_data) {
             const Arrays arrays{(*in)[2].data_ptr, dy, (*out)[0].data_ptr, nullptr};
             const MXReturnValue status =
-                compute_gradient(p, type, ECE408_BACKWARD_DATA, arrays, resource);
+                compute(p, type, ECE408_BACKWARD_DATA, arrays, resource);
             if (status != MX_SUCCESS) return status;
         }
         if (!layer_.for_weight) return MX_SUCCESS;
         const Arrays arrays{x, dy, (*out)[1].data_ptr, dbias};
-        return compute_gradient(p, type, ECE408_BACKWARD_WEIGHT, arrays, resource);
+        return compute(p, type, ECE408_BACKWARD_WEIGHT, arrays, resource);
     }
 
 private:
     // The argument of `ece408_compute`.
     using Arrays = std::array<void*, 4>;
 
-    // A call, and its plan for the current settings.
-    struct Planned {
-        Call call;
-        std::shared_ptr<const Plan> plan;
-        uint64_t settings = 0;
-    };
-
     Call call_of(const ece408_problem& p, int type, int direction) const {
-        return {layer_.description, type, direction, sizes_of(p), gpu_};
+        return {layer_.description, type, direction, {p.batch, p.channels, p.height, p.width}, gpu_};
     }
 
-    static std::array<int64_t, 4> sizes_of(const ece408_problem& p) {
-        return {p.batch, p.channels, p.height, p.width};
-    }
-
-    // Of the forward pass; the last plan if it still fits.
-    const Planned& planned(const ece408_problem& p, int type) {
-        const uint64_t settings = plans().generation();
-        if (!last_.plan || last_.settings != settings || last_.call.type != type ||
-            last_.call.sizes != sizes_of(p)) {
-            last_.call = call_of(p, type, ECE408_FORWARD);
-            last_.plan = plans().plan(last_.call);
-            last_.settings = settings;
-        }
-        return last_;
-    }
-
-    MXReturnValue compute_gradient(const ece408_problem& p, int type, int direction,
-                                   const Arrays& arrays, const OpResource& resource) const {
+    MXReturnValue compute(const ece408_problem& p, int type, int direction, const Arrays& arrays,
+                          const OpResource& resource) const {
         const Call call = call_of(p, type, direction);
-        return compute(p, call, *plans().plan(call), arrays, resource);
-    }
-
-    static MXReturnValue compute(const ece408_problem& p, const Call& call, const Plan& plan,
-                                 const Arrays& arrays, const OpResource& resource) {
+        const auto plan = plans().plan(call);
         const bool on_cpu = call.gpu == ECE408_ON_CPU;
         // A GPU may still be busy when the call ends.
         const bool is_timed = on_cpu || plans().logs();
         ece408::Times times;
-        const bool is_done = on_cpu ? run_on_cpu(p, call, plan, arrays, &times)
-                                    : run_on_gpu(plan, arrays, resource, is_timed ? &times : nullptr);
-        if (is_done) return !is_timed || plans().report(call, plan, times) ? MX_SUCCESS : kRefused;
+        const bool is_done = on_cpu ? run_on_cpu(p, call, *plan, arrays, &times)
+                                    : run_on_gpu(*plan, arrays, resource, is_timed ? &times : nullptr);
+        if (is_done) return !is_timed || plans().report(call, *plan, times) ? MX_SUCCESS : kRefused;
         // Python also computes after a kernel's failure, to report the reason.
         return plans().compute(call, arrays.data()) ? MX_SUCCESS : kRefused;
     }
@@ -238,7 +210,6 @@ private:
 
     Layer layer_;
     int gpu_;
-    Planned last_;
 };
 
 MXReturnValue parse(const Attributes& attributes, int* inputs, int* outputs) {
@@ -292,3 +263,20 @@ REGISTER_OP(ece408_convolution)
     .setCreateOpState(create, "gpu");
 
 }  // namespace
+
+mxnet::ext::MXReturnValue initialize(int) { return MX_SUCCESS; }
+
+void ece408_forward_use(ece408_ask* ask, ece408_compute* compute, ece408_report* report,
+                        const ece408_others* others, const char* key) {
+    plans().use(ask, compute, report, *others, key);
+}
+
+void ece408_forward_forget(void) { plans().forget(); }
+
+void ece408_forward_launch(ece408_plan* plan, const ece408_launch* launch) {
+    static_cast<Plan*>(plan)->launches.emplace_back(*launch);
+}
+
+void ece408_forward_drive(const ece408_driver* driver) { ece408::driver = *driver; }
+
+void ece408_forward_log(int is_open) { plans().log(is_open != 0); }

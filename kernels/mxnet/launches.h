@@ -13,7 +13,7 @@
 namespace ece408 {
 
 // The driver's functions, null until Python has passed them.
-ece408_driver& driver();
+inline ece408_driver driver{};
 
 class Launch {
 public:
@@ -35,7 +35,7 @@ public:
         // CU_LAUNCH_PARAM_BUFFER_POINTER, _BUFFER_SIZE and _END: the driver copies the arguments.
         void* extra[] = {reinterpret_cast<void*>(1), arguments.data(), reinterpret_cast<void*>(2),
                          &size, nullptr};
-        return driver().launch(function_, grid_[0], grid_[1], grid_[2], block_[0], block_[1],
+        return driver.launch(function_, grid_[0], grid_[1], grid_[2], block_[0], block_[1],
                                block_[2], shared_bytes_, stream, nullptr, extra) == 0;
     }
 
@@ -53,17 +53,17 @@ inline bool enqueue(const std::vector<Launch>& launches, void* const* arrays, vo
 
 // Waits for all work on the stream; false if the wait or any of the work failed.
 inline bool wait_for(void* stream) {
-    return driver().synchronize && driver().synchronize(stream) == 0;
+    return driver.synchronize && driver.synchronize(stream) == 0;
 }
 
 struct Event {
-    Event() { is_made = driver().create_event(&handle, 0) == 0; }
+    Event() { is_made = driver.create_event(&handle, 0) == 0; }
     Event(const Event&) = delete;
     ~Event() {
-        if (is_made) driver().destroy_event(handle);
+        if (is_made) driver.destroy_event(handle);
     }
 
-    bool record(void* stream) const { return is_made && driver().record(handle, stream) == 0; }
+    bool record(void* stream) const { return is_made && driver.record(handle, stream) == 0; }
 
     void* handle = nullptr;
     bool is_made = false;
@@ -91,7 +91,7 @@ inline bool run_timed(const std::vector<Launch>& launches, void* const* arrays, 
                          end.record(stream) && wait_for(stream);
     times->all = seconds_since(start);
     float milliseconds = 0;
-    if (!is_done || driver().elapsed(&milliseconds, begin.handle, end.handle) != 0) return false;
+    if (!is_done || driver.elapsed(&milliseconds, begin.handle, end.handle) != 0) return false;
     times->gpu = milliseconds / 1e3;
     return true;
 }

@@ -45,42 +45,25 @@ inline Memory memory_of(int64_t bytes) {
 // Memory that is lent, and kept for the next loan when it comes back.
 class Lender {
 public:
-    // A loan; it may not outlive the lender.
-    class Loan {
-    public:
-        Loan() = default;
-        Loan(Lender* lender, Memory memory, int64_t bytes)
-            : lender_(lender), memory_(std::move(memory)), bytes_(bytes) {}
-        Loan(Loan&&) = default;
-        Loan& operator=(Loan&& other) noexcept {
-            give_back();
-            lender_ = other.lender_, memory_ = std::move(other.memory_), bytes_ = other.bytes_;
-            return *this;
-        }
-        ~Loan() { give_back(); }
-        char* get() const { return memory_.get(); }
-
-    private:
-        void give_back() {
-            if (memory_) lender_->keep(std::move(memory_), bytes_);
-        }
-
-        Lender* lender_ = nullptr;
-        Memory memory_;
-        int64_t bytes_ = 0;
+    struct GiveBack {
+        Lender* lender = nullptr;
+        int64_t bytes = 0;
+        void operator()(char* memory) const { lender->keep(memory, bytes); }
     };
+    // It may not outlive the lender.
+    using Loan = std::unique_ptr<char, GiveBack>;
 
     // At least as many bytes, or null if there is no room.
     Loan lend(int64_t bytes) {
         const std::lock_guard<std::mutex> lock(mutex_);
-        if (!memory_ || bytes_ < bytes) return {this, memory_of(bytes), bytes};
-        return {this, std::move(memory_), bytes_};
+        if (!memory_ || bytes_ < bytes) return {memory_of(bytes).release(), {this, bytes}};
+        return {memory_.release(), {this, bytes_}};
     }
 
 private:
-    void keep(Memory memory, int64_t bytes) {
+    void keep(char* memory, int64_t bytes) {
         const std::lock_guard<std::mutex> lock(mutex_);
-        memory_ = std::move(memory);
+        memory_.reset(memory);
         bytes_ = bytes;
     }
 
@@ -95,43 +78,44 @@ inline std::atomic<bool> predicts{false};
 // Python's functions.
 inline ece408_part_functions part_functions{};
 
-// What programs of a part keep of its weights.
-struct Kept {
+struct Kept;
+
+// Steps that Python has made, and what is kept that they read.
+struct Code {
     int64_t number = 0;  // Python's
     std::vector<ece408_step> steps;
+    std::vector<std::shared_ptr<Kept>> kept;
+    int64_t bytes = 0;
+
+    Code() = default;
+    Code(const Code&) = delete;
+    ~Code() {
+        if (number != 0) run_python([this] { return part_functions.forget(number); });
+    }
+
+    // False if something is not kept any more.
+    bool take(const ece408_code& made, Part* part);
+};
+
+// What programs of a part keep of its weights.
+struct Kept : Code {
     std::vector<int64_t> packed;  // where packed weights begin
-    std::vector<std::shared_ptr<Kept>> before;
     Memory memory;
     uint64_t version = 0;  // of the weights in it
     bool is_packed = false;  // whether all could be packed
-
-    Kept() = default;
-    Kept(const Kept&) = delete;
-    ~Kept() {
-        run_python([this] { return part_functions.forget(number); });
-    }
 };
 
 }  // namespace ece408
 
 // What Python makes for inputs of one set of shapes.
-struct ece408_program {
+struct ece408_program : ece408::Code {
     ece408::Part* part = nullptr;
-    std::vector<ece408::Sizes> sizes;  // of each input
+    ece408::Sizes sizes, data;  // of all inputs, and of data
     std::vector<Shape> outputs;
-    std::vector<ece408_step> steps;
-    std::vector<std::shared_ptr<ece408::Kept>> kept;
     std::vector<int64_t> reads;  // weights, besides what is kept
-    int64_t arena_bytes = 0, forward_steps = 0, saved_bytes = 0;  // the last two: with gradients
+    int64_t forward_steps = 0, saved_bytes = 0;  // of one with gradients
     int isa = 0;
     uint64_t generation = 0;  // of the settings
-    int64_t number = 0;       // Python's
-
-    ece408_program() = default;
-    ece408_program(const ece408_program&) = delete;
-    ~ece408_program() {
-        if (number != 0) ece408::run_python([this] { return ece408::part_functions.forget(number); });
-    }
 
     bool is_of(uint64_t version) const {
         return std::all_of(kept.begin(), kept.end(),
@@ -187,7 +171,6 @@ public:
     size_t outputs() const { return types_.size() - inputs_; }
     int type(size_t array) const { return types_[array]; }
     bool has_gradients() const { return has_gradients_; }
-    const Gradients& gradients() const { return gradients_; }
     void set(Gradients gradients) {
         gradients_ = std::move(gradients);
         has_gradients_ = true;
@@ -196,15 +179,11 @@ public:
     // Other arrays come, and no call is in progress.
     void forget(const std::string& kinds) { versions_.forget(kinds); }
 
-    // The program for inputs of these sizes; null if Python refuses. `ask` calls Python, with whether
-    // a call waits for it.
-    template <typename Ask>
-    std::shared_ptr<Program> program(const std::vector<Sizes>& sizes, const Ask& ask) {
+    // The program for inputs of these sizes; null if Python refuses. `is_call`: a call waits for it, on
+    // a thread of MXNet's.
+    std::shared_ptr<Program> program(const Sizes& sizes, bool is_call) {
         const uint64_t generation = this->generation();
-        const auto known = find([&](const Program& each) {
-            return each.generation == generation && each.sizes == sizes;
-        });
-        if (known) return known;
+        if (const auto known = find(&Program::sizes, sizes)) return known;
         // While Python makes one, nothing that is kept ends, since Python may use it.
         std::list<std::shared_ptr<Program>> old;
         const std::lock_guard<std::mutex> one_at_a_time(making_);
@@ -212,13 +191,17 @@ public:
         made->part = this;
         made->sizes = sizes;
         made->generation = generation;
-        Sizes all;
-        for (const Sizes& each : sizes) all.insert(all.end(), each.begin(), each.end());
-        const int is_made = ask([&](int is_call) {
-            return part_functions.make(number_, all.data(), static_cast<int64_t>(all.size()),
+        auto end = sizes.begin();
+        for (size_t i = 0; i < inputs_; i++) {
+            const auto begin = end;
+            end += 2 + begin[1];
+            if (versions_.is_data(i)) made->data.insert(made->data.end(), begin, end);
+        }
+        const auto make = [&] {
+            return part_functions.make(number_, sizes.data(), static_cast<int64_t>(sizes.size()),
                                        made.get(), is_call);
-        });
-        if (!is_made) return nullptr;
+        };
+        if (!(is_call ? run_python(make) : ask_python(make))) return nullptr;
         const std::lock_guard<std::mutex> lock(mutex_);
         programs_.push_front(made);
         for (auto each = programs_.begin(); each != programs_.end();) {
@@ -247,7 +230,7 @@ public:
         if (in_python_) return compute_in_python(*in, *out);
         const auto made = program_for(*in);
         if (!made) return kRefused;
-        const Lender::Loan arena = arenas_.lend(made->arena_bytes);
+        const Lender::Loan arena = arenas_.lend(made->bytes);
         const Bases bases = bases_of(*made, arena.get(), *in, *out);
         if (!bases[0]) return kRefused;
         const Workers workers(is_whole_);
@@ -268,21 +251,23 @@ public:
             const MXTensor& gamma = (*in)[static_cast<size_t>(place)];
             std::fill_n(static_cast<float*>(gamma.data_ptr), gamma.size(), 1.f);
         }
+        auto made = program_for(*in);
+        if (!made) return kRefused;
         if (in_python_) {
             static std::atomic<int64_t> last{0};
             if (call->number == 0) call->number = ++last;
-            return pass_in_python(*call, 0, all_described(*in, 0, in->size()),
-                                  all_described(*out, 0, out->size()));
+            call->program = std::move(made);
+            auto arrays = pointers(*in, 0, in->size());
+            for (const MXTensor* array : pointers(*out, 0, out->size())) arrays.push_back(array);
+            return pass_in_python(*call, 0, arrays);
         }
-        auto made = program_for(*in);
-        if (!made) return kRefused;
         if (!call->saved.get() || call->program != made) {
-            call->saved = {};
+            call->saved.reset();
             call->program = std::move(made);
             call->saved = saved_.lend(call->program->saved_bytes);
         }
         const Program& program = *call->program;
-        const Lender::Loan arena = arenas_.lend(program.arena_bytes);
+        const Lender::Loan arena = arenas_.lend(program.bytes);
         Bases bases{arena.get()};
         if (!arena.get() || !call->saved.get()) return kRefused;
         add(*in, &bases);
@@ -307,18 +292,15 @@ public:
             return in[outputs() + static_cast<size_t>(place)];
         };
         if (in_python_) {
-            auto given = all_described(in, outputs(), inputs_), results = Arrays();
-            for (const ece408_array& head : all_described(in, 0, outputs())) given.push_back(head);
-            for (const int place : gradients_.wanted) {
-                const MXTensor& gradient = (*out)[static_cast<size_t>(place)];
-                results.push_back(described(gradient, gradient.verID));
-            }
-            for (const int place : gradients_.averages)
-                results.push_back(described(average(place), 0));
-            return pass_in_python(call, 1, given, results);
+            auto arrays = pointers(in, outputs(), inputs_);
+            for (const MXTensor* head : pointers(in, 0, outputs())) arrays.push_back(head);
+            for (const int place : gradients_.wanted)
+                arrays.push_back(&(*out)[static_cast<size_t>(place)]);
+            for (const int place : gradients_.averages) arrays.push_back(&average(place));
+            return pass_in_python(call, 1, arrays);
         }
         const Program& program = *call.program;
-        int64_t bytes = program.arena_bytes;
+        int64_t bytes = program.bytes;
         std::vector<int64_t> places;  // of new averages, which steps may read until the last one
         for (const int place : gradients_.averages) {
             places.push_back(bytes);
@@ -354,13 +336,11 @@ public:
         for (size_t i = 0; i < inputs_; i++)
             if (versions_.is_data(i)) reads.push_back(inputs[i]);
         if (!at_once(reads, mxnet, [] { return 1; })) return 0;
-        for (size_t i = 0; i < inputs_; i++) __builtin_prefetch(inputs[i]);
-        for (size_t i = 0; i < inputs_; i++) places_of(inputs[i]).fetch();
         for (size_t i = 0; i < inputs_; i++)
             if (mxnet.wait_to_read(inputs[i]) != 0) return -1;
         int device = 0;
         const auto made = known(inputs, &device);
-        if (!made || made->arena_bytes > most_bytes) return 0;
+        if (!made || made->bytes > most_bytes) return 0;
         // Kernels that do not read weights want some address of them.
         Bases bases(1 + types_.size(), made->kept.empty() ? nullptr : made->kept[0]->memory.get());
         for (size_t i = 0; i < inputs_; i++)
@@ -371,7 +351,7 @@ public:
         }
         return at_once(reads, mxnet, [&] {
             const std::shared_lock<std::shared_mutex> reading(kept_);
-            *version = versions_.unchanged([&](size_t i) { return writes_to(inputs[i]); });
+            *version = versions_.unchanged(inputs);
             if (*version == 0 || !made->is_of(*version) || !made->is_packed()) return 0;
             for (size_t i = 0; i < outputs(); i++) {
                 const Shape& shape = made->outputs[i];
@@ -381,7 +361,7 @@ public:
                     return -1;
             }
             if (in_python_) return 2;
-            const Lender::Loan arena = arenas_.lend(made->arena_bytes);
+            const Lender::Loan arena = arenas_.lend(made->bytes);
             bases[0] = arena.get();
             if (!bases[0]) return 0;
             for (const auto& each : made->kept) bases.push_back(each->memory.get());
@@ -414,60 +394,56 @@ private:
 
     MXReturnValue compute_in_python(const std::vector<MXTensor>& in,
                                     const std::vector<MXTensor>& out) {
+        const auto made = program_for(in);
+        if (!made) return kRefused;
         std::vector<uint64_t> versions(in.size());
         const uint64_t version = versions_.of(in, &versions);
-        std::vector<ece408_array> data, parameters, results;
-        for (size_t i = 0; i < in.size(); i++) {
-            const bool is_data = versions_.is_data(i);
-            (is_data ? data : parameters)
-                .push_back(described(in[i], is_data ? Versions::next() : versions[i]));
-        }
-        for (const MXTensor& array : out) results.push_back(described(array, 0));
+        Bases addresses;
+        add(in, &addresses);
+        add(out, &addresses);
         const int is_done = run_python([&] {
-            return part_functions.compute(number_, version, data.size(), data.data(),
-                                          parameters.size(), parameters.data(), results.size(),
-                                          results.data());
+            return part_functions.compute(number_, made->number, version, versions.data(),
+                                          addresses.data());
         });
         return is_done ? MX_SUCCESS : kRefused;
     }
 
-    using Arrays = std::vector<ece408_array>;
+    using Pointers = std::vector<const MXTensor*>;
 
-    // `count` arrays from `first` on, with MXNet's counts of writes.
-    static Arrays all_described(const std::vector<MXTensor>& arrays, size_t first, size_t count) {
-        Arrays found;
-        for (size_t i = first; i < first + count; i++)
-            found.push_back(described(arrays[i], arrays[i].verID));
+    // `count` arrays from `first` on.
+    static Pointers pointers(const std::vector<MXTensor>& arrays, size_t first, size_t count) {
+        Pointers found;
+        for (size_t i = first; i < first + count; i++) found.push_back(&arrays[i]);
         return found;
     }
 
-    MXReturnValue pass_in_python(const Recorded& call, int backward, const Arrays& in,
-                                 const Arrays& out) const {
+    MXReturnValue pass_in_python(const Recorded& call, int backward, const Pointers& arrays) const {
+        std::vector<uint64_t> versions;
+        std::vector<void*> addresses;
+        for (const MXTensor* array : arrays) {
+            versions.push_back(array->verID);
+            addresses.push_back(array->data_ptr);
+        }
         const int is_done = run_python([&] {
-            return part_functions.pass(number_, call.number, backward, in.size(), in.data(),
-                                       out.size(), out.data());
+            return part_functions.pass(number_, call.program->number, call.number, backward,
+                                       versions.data(), addresses.data());
         });
         return is_done ? MX_SUCCESS : kRefused;
     }
 
     // The program for the inputs of a call by MXNet; null if Python has reported why not.
     std::shared_ptr<Program> program_for(const std::vector<MXTensor>& in) {
-        const uint64_t generation = this->generation();
-        const auto known = find([&](const Program& each) {
-            return each.generation == generation && is_for(each, in);
-        });
-        if (known) return known;
-        std::vector<Sizes> sizes;
-        for (const MXTensor& array : in) sizes.push_back(sizes_of(array.dtype, array.shape));
-        return program(sizes, [](const auto& make) { return run_python([&] { return make(1); }); });
+        Sizes sizes;
+        for (const MXTensor& array : in) ece408::add(array.dtype, array.shape, &sizes);
+        return program(sizes, true);
     }
 
-    // The first program for which `is_right`, which becomes the first of all.
-    template <typename IsRight>
-    std::shared_ptr<Program> find(const IsRight& is_right) {
+    // The program of the current settings with these sizes, which becomes the first of all.
+    std::shared_ptr<Program> find(Sizes Program::*which, const Sizes& sizes) {
+        const uint64_t generation = this->generation();
         const std::lock_guard<std::mutex> lock(mutex_);
         for (auto each = programs_.begin(); each != programs_.end(); ++each) {
-            if (!is_right(**each)) continue;
+            if ((*each)->generation != generation || (**each).*which != sizes) continue;
             programs_.splice(programs_.begin(), programs_, each);
             return programs_.front();
         }
@@ -498,29 +474,12 @@ private:
         return status == 0 ? task->result : 0;
     }
 
-    static bool is_for(const Program& program, const std::vector<MXTensor>& in) {
-        for (size_t i = 0; i < in.size(); i++) {
-            const Sizes& sizes = program.sizes[i];
-            const std::vector<int64_t>& shape = in[i].shape;
-            if (sizes[0] != in[i].dtype || sizes.size() != 2 + shape.size() ||
-                !std::equal(shape.begin(), shape.end(), sizes.begin() + 2))
-                return false;
-        }
-        return true;
-    }
-
     // The program for data of these handles, and its device.
     std::shared_ptr<Program> known(void* const* inputs, int* device) {
-        std::vector<Sizes> data(inputs_);
+        Sizes data;
         for (size_t i = 0; i < inputs_; i++)
-            if (versions_.is_data(i) && !describe(inputs[i], &data[i], device)) return nullptr;
-        const uint64_t generation = this->generation();
-        return find([&](const Program& each) {
-            if (each.generation != generation) return false;
-            for (size_t i = 0; i < inputs_; i++)
-                if (!data[i].empty() && data[i] != each.sizes[i]) return false;
-            return true;
-        });
+            if (versions_.is_data(i) && !ece408::add(inputs[i], &data, device)) return nullptr;
+        return find(&Program::data, data);
     }
 
     static void add(const std::vector<MXTensor>& arrays, Bases* bases) {
@@ -542,7 +501,7 @@ private:
             if (kept->version == version) continue;
             kept->version = 0;
             Bases own(bases.begin(), bases.begin() + 1 + static_cast<int64_t>(inputs_));
-            for (const auto& each : kept->before) own.push_back(each->memory.get());
+            for (const auto& each : kept->kept) own.push_back(each->memory.get());
             own.push_back(kept->memory.get());
             const auto count = static_cast<int64_t>(kept->steps.size());
             const MXReturnValue status = run(program, kept->steps.data(), count, own, -1);
@@ -599,5 +558,16 @@ private:
     std::list<std::shared_ptr<Program>> programs_;  // the last used first
     Lender arenas_, saved_;
 };
+
+inline bool Code::take(const ece408_code& made, Part* part) {
+    number = made.number;
+    steps.assign(made.steps, made.steps + made.step_count);
+    bytes = made.bytes;
+    // What was kept for a program meanwhile lives until it is found.
+    std::vector<std::shared_ptr<Kept>> found;
+    for (int64_t i = 0; i < made.kept_count; i++) found.push_back(part->kept(made.kept[i]));
+    kept.swap(found);
+    return std::all_of(kept.begin(), kept.end(), [](const auto& each) { return each != nullptr; });
+}
 
 }  // namespace ece408

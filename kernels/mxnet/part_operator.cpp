@@ -85,14 +85,12 @@ MXReturnValue infer_part_types(const Attributes& attributes, std::vector<int>* i
 // By Python, for a thread that needs the answer.
 std::shared_ptr<Program> asked(Part* part, const std::vector<Shape>& shapes) {
     if (shapes.size() != part->inputs()) return nullptr;
-    std::vector<ece408::Sizes> sizes;
+    ece408::Sizes sizes;
     for (size_t i = 0; i < shapes.size(); i++) {
         if (!are_sizes(shapes[i])) return nullptr;
-        sizes.push_back(ece408::sizes_of(part->type(i), shapes[i]));
+        ece408::add(part->type(i), shapes[i], &sizes);
     }
-    return part->program(sizes, [](const auto& make) {
-        return ece408::ask_python([&] { return make(0); });
-    });
+    return part->program(sizes, false);
 }
 
 MXReturnValue infer_part_shapes(const Attributes& attributes, std::vector<Shape>* in,
@@ -246,37 +244,22 @@ void ece408_part_output(ece408_program* program, const int64_t* shape, int dimen
     program->outputs.emplace_back(shape, shape + dimensions);
 }
 
-int ece408_part_keep(ece408_program* program, const ece408_kept* made) {
+int ece408_part_keep(ece408_program* program, const ece408_code* made) {
     const auto kept = std::make_shared<ece408::Kept>();
-    kept->number = made->number;
-    kept->steps.assign(made->steps, made->steps + made->step_count);
     kept->packed.assign(made->packed, made->packed + made->packed_count);
     kept->memory = ece408::memory_of(made->bytes);
-    for (int64_t i = 0; i < made->before_count; i++)
-        kept->before.push_back(program->part->kept(made->before[i]));
+    const bool has_all = kept->take(*made, program->part);
     program->part->add(kept);
     program->kept.push_back(kept);
-    const bool has_all = std::all_of(kept->before.begin(), kept->before.end(),
-                                     [](const auto& each) { return each != nullptr; });
     return kept->memory && has_all ? 1 : 0;
 }
 
-int ece408_part_give(ece408_program* program, const ece408_made* made) {
-    program->number = made->number;
-    program->steps.assign(made->steps, made->steps + made->step_count);
-    program->arena_bytes = made->arena_bytes;
+int ece408_part_give(ece408_program* program, const ece408_code* made) {
     program->forward_steps = made->forward_steps;
     program->saved_bytes = made->saved_bytes;
     program->isa = static_cast<int>(made->isa);
     program->reads.assign(made->reads, made->reads + made->read_count);
-    // What was kept for this program lives until it is found below.
-    const auto own = std::move(program->kept);
-    program->kept.clear();
-    for (int64_t i = 0; i < made->kept_count; i++) {
-        program->kept.push_back(program->part->kept(made->kept[i]));
-        if (!program->kept.back()) return 0;
-    }
-    return 1;
+    return program->take(*made, program->part) ? 1 : 0;
 }
 
 int ece408_part_call(int number, void* const* inputs, void** results, int64_t most_bytes,
@@ -286,10 +269,6 @@ int ece408_part_call(int number, void* const* inputs, void** results, int64_t mo
 }
 
 void ece408_memory_is_shared(void) { ece408::Versions::are_shared = true; }
-
-int ece408_are_foreign(void* const* handles, int count) {
-    return std::any_of(handles, handles + count, ece408::is_foreign) ? 1 : 0;
-}
 
 int64_t ece408_writes_to(void* handle) {
     return static_cast<int64_t>(ece408::writes_to(handle));

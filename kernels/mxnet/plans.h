@@ -153,7 +153,11 @@ private:
     std::string key_;
 };
 
-// The plans of the library.
-Plans& plans();
+// The plans of the library. Never destroyed: MXNet's threads may still be running when the process
+// ends.
+inline Plans& plans() {
+    static Plans* const all = new Plans;
+    return *all;
+}
 
 }  // namespace ece408

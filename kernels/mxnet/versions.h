@@ -10,19 +10,10 @@
 #include <string>
 #include <vector>
 
+#include "array_handles.h"
 #include "callbacks.h"
 
 namespace ece408 {
-
-// An array's description for Python.
-inline ece408_array described(const mxnet::ext::MXTensor& array, uint64_t version) {
-    const bool is_dense = array.stype == mxnet::ext::kDefaultStorage;
-    ece408_array result{array.data_ptr, version, is_dense ? array.dtype : -1,
-                        static_cast<int64_t>(array.shape.size()), {}};
-    for (size_t i = 0; i < array.shape.size() && i < ECE408_MOST_DIMENSIONS; i++)
-        result.shape[i] = array.shape[i];
-    return result;
-}
 
 // Arrays up to this size are copied, and their contents compared. MXNet counts each call of a node
 // as a write to its moving averages, so their count of writes is useless.
@@ -62,15 +53,14 @@ public:
         return are_same ? all_ : all_ = next();
     }
 
-    // The version of all inputs if nothing was written since the last `of`, by the counts of writes
-    // that `writes_to` gives; else 0.
-    template <typename WritesTo>
-    uint64_t unchanged(const WritesTo& writes_to) {
+    // The version of all inputs, of these handles, if nothing was written since the last `of`, by
+    // MXNet's counts of writes; else 0.
+    uint64_t unchanged(void* const* inputs) {
         const std::lock_guard<std::mutex> lock(mutex_);
         for (size_t i = 0; i < seen_.size(); i++) {
             if (kinds_[i] == ECE408_DATA) continue;
             const bool is_counted = kinds_[i] == ECE408_PARAMETER && !are_shared;
-            if (!is_counted || seen_[i].writes == 0 || writes_to(i) != seen_[i].writes) return 0;
+            if (!is_counted || seen_[i].writes == 0 || writes_to(inputs[i]) != seen_[i].writes) return 0;
         }
         return all_;
     }
@@ -104,7 +94,8 @@ private:
         if (is_there && is_counted && seen->writes == array.verID) return seen->version;
         seen->address = array.data_ptr;
         seen->writes = array.verID;
-        const size_t bytes = array.size() * bytes_of(array.dtype);
+        // 0 of other types than MXNet's usual ones, which are not compared.
+        const size_t bytes = array.size() * array.dltensor.dtype.bits / 8;
         const bool is_kept = bytes > 0 && bytes <= kMostKept;
         if (is_alike && is_kept && seen->content.size() == bytes &&
             std::memcmp(seen->content.data(), array.data_ptr, bytes) == 0)
@@ -114,20 +105,6 @@ private:
         seen->type = array.dtype;
         seen->shape = array.shape;
         return seen->version = next();
-    }
-
-    // 0 for types that are not compared.
-    static size_t bytes_of(int type) {
-        switch (type) {
-            case mxnet::ext::kFloat64:
-            case mxnet::ext::kInt64: return 8;
-            case mxnet::ext::kFloat32:
-            case mxnet::ext::kInt32: return 4;
-            case mxnet::ext::kFloat16: return 2;
-            case mxnet::ext::kUint8:
-            case mxnet::ext::kInt8: return 1;
-            default: return 0;
-        }
     }
 
     std::mutex mutex_;

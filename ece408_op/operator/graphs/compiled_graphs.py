@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ...errors import Ece408Error
-from .. import compiled_operator
+from .. import compiled_operator, parts_at_work
 from ..conv_attributes import ConvAttributes
 from . import graph_json
 from .graph_json import Graph, Node
@@ -51,22 +51,25 @@ def compiled(
 
     `shapes` are those of the symbol's arguments: MXNet does not pass unknown shapes to a library's
     operator, so they are written to the weights' nodes. Also returns `None` if a shape is missing,
-    if two inputs have the same name, and for control flow, which runs its inner graphs by
-    CachedOps.
+    if two inputs have the same name, without nodes of ours, and for control flow, which runs its
+    inner graphs by CachedOps.
     """
     inputs = symbol.list_inputs()
     has_loops = graph_json.has_control_flow(graph)
     if has_loops or compiled_operator.missing() is not None or len(set(inputs)) < len(inputs):
         return None
-    ours = [node for node in graph["nodes"] if graph_json.is_ours(node)]
     nodes = list(graph["nodes"])
+    ours = [node for node in nodes if graph_json.is_ours(node)]
+    if not ours and not any(node["op"] == parts_at_work.NAME for node in nodes):
+        return None
     for number in {entry[0] for node in ours for entry in node["inputs"][1:]}:
         if nodes[number]["op"] != "null":
             continue
         shape = tuple(shapes.get(nodes[number]["name"], ()))
         if not shape or not all(size > 0 for size in shape):
             return None
-        nodes[number] = _with_attribute(nodes[number], "__shape__", str(shape))
+        known = {"__shape__": str(shape)}
+        nodes[number] = graph_json.with_attributes(nodes[number], known)
     nodes = [
         _compiled_node(node, (gradients or {}).get(number))
         if graph_json.is_ours(node)
@@ -78,19 +81,16 @@ def compiled(
 
 
 def weights(graph: Graph) -> set[str]:
-    """Return the variables that are parameters of our convolutions, of dense layers and of
-    normalisations."""
+    """Return the variables that are parameters of our convolutions, of dense layers, of
+    normalisations, and of marked nodes."""
     nodes = graph["nodes"]
     sources = {entry[0] for node in nodes if _takes(node) for entry in node["inputs"][1:]}
     return {nodes[number]["name"] for number in sources if nodes[number]["op"] == "null"}
 
 
 def _takes(node: Node) -> bool:
-    return graph_json.is_ours(node) or node["op"] in ("FullyConnected", "BatchNorm")
-
-
-def _with_attribute(node: Node, key: str, text: str) -> Node:
-    return {**node, "attrs": {**node.get("attrs", {}), key: text}}
+    is_marked = graph_json.MARK in node.get("attrs", {})
+    return is_marked or graph_json.is_ours(node) or node["op"] in ("FullyConnected", "BatchNorm")
 
 
 def _compiled_node(node: Node, gradients: str | None) -> Node:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterable, Mapping
-from typing import Any, Callable
+from typing import Any
 
 from ..conv_attributes import literal
 from . import compiled_graphs, graph_json
@@ -22,11 +22,11 @@ Shapes = Mapping[str, tuple[int, ...]]
 def install(mxnet: Any) -> None:
     """Make `infer_shape` and `infer_type` of Symbols complete what our operator leaves unknown."""
     symbol_class = mxnet.symbol.symbol.Symbol
-    for name, merged in (("_infer_shape_impl", _merged_shape), ("_infer_type_impl", _merged_type)):
-        setattr(symbol_class, name, _completing(getattr(symbol_class, name), merged))
+    for name in ("_infer_shape_impl", "_infer_type_impl"):
+        setattr(symbol_class, name, _completing(getattr(symbol_class, name)))
 
 
-def _completing(method: Any, merged: Callable[[Any, Any], Any]) -> Any:
+def _completing(method: Any) -> Any:
     """Wrap `method`, which returns lists for arguments, outputs and auxiliary states, or `None`
     thrice."""
 
@@ -34,20 +34,17 @@ def _completing(method: Any, merged: Callable[[Any, Any], Any]) -> Any:
     def infer(self: Any, partial: bool, *arguments: Any, **keywords: Any) -> Any:
         # MXNet has a single buffer for the shapes that a Python operator returns.
         with compiled_graphs.ONE_AT_A_TIME:
-            return complete(self, partial, arguments, keywords)
-
-    def complete(self: Any, partial: bool, arguments: Any, keywords: Any) -> Any:
-        found = method(self, partial, *arguments, **keywords)
-        if all(each is not None and all(map(_is_known, each)) for each in found):
-            return found
-        graph = graph_json.read(self)
-        if graph is None:
-            return found
-        native = graph_json.write(graph_json.with_native(graph), self)
-        other = method(native, partial, *arguments, **keywords)
+            found = method(self, partial, *arguments, **keywords)
+            if all(each is not None and all(map(_is_known, each)) for each in found):
+                return found
+            graph = graph_json.read(self)
+            if graph is None:
+                return found
+            native = graph_json.write(graph_json.with_native(graph), self)
+            other = method(native, partial, *arguments, **keywords)
         if None in (found[0], other[0]):
             return other
-        return tuple(list(map(merged, ours, its)) for ours, its in zip(found, other))
+        return tuple(list(map(_merged, ours, its)) for ours, its in zip(found, other))
 
     return infer
 
@@ -57,14 +54,11 @@ def _is_known(found: Any) -> bool:
     return found is not None and (not isinstance(found, tuple) or all(size > 0 for size in found))
 
 
-def _merged_shape(ours: tuple[int, ...] | None, its: tuple[int, ...] | None) -> Any:
-    if not ours or not its:
+def _merged(ours: Any, its: Any) -> Any:
+    """Return a type, or the sizes of a shape, as far as one of the two is known."""
+    if not ours or not its or not isinstance(ours, tuple):
         return ours or its
     return tuple(a if a > 0 else b for a, b in zip(ours, its))
-
-
-def _merged_type(ours: Any, its: Any) -> Any:
-    return its if ours is None else ours
 
 
 def argument_shapes(symbol: Any, shapes: Shapes) -> dict[str, tuple[int, ...]]:

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import ctypes
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Union
 
 from ..conv_attributes import mxnet_attributes
 
 OP_TYPE = "ece408_conv"
-PART = "ece408_network"
+# Attribute of the nodes of a part for our GPU backend, with its number. MXNet ignores it.
+MARK = "__ece408_part__"
 Node = dict[str, Any]
 Entry = list[int]
 Graph = dict[str, Any]
@@ -23,12 +24,15 @@ Place = Union[int, list[Entry]]
 
 
 def read(symbol: Any) -> Graph | None:
-    """Return a Symbol's graph if it has our operator at any depth outside parts, else `None`."""
+    """Return a Symbol's graph if it has our operator, at any depth, or parts for our GPU backend;
+    else `None`, as if MXNet has partitioned it: it writes such nodes but cannot read them again."""
     found = text(symbol)
-    if f'"{OP_TYPE}"' not in found:
+    if f'"{OP_TYPE}"' not in found and f'"{MARK}"' not in found:
         return None
     graph: Graph = json.loads(found)
-    return graph if _has_ours(graph) else None
+    if any(node["op"] == "_CachedOp" for node in graph["nodes"]):
+        return None
+    return graph if _has_ours(graph) or is_marked(graph) else None
 
 
 def text(symbol: Any) -> str:
@@ -43,10 +47,33 @@ def text(symbol: Any) -> str:
 
 def _has_ours(graph: Graph) -> bool:
     return any(
-        is_ours(node) or any(map(_has_ours, node.get("subgraphs", ())))
-        for node in graph["nodes"]
-        if not is_part(node)
+        is_ours(node) or any(map(_has_ours, node.get("subgraphs", ()))) for node in graph["nodes"]
     )
+
+
+def is_marked(graph: Graph) -> bool:
+    """Return whether the graph has parts for our GPU backend."""
+    return any(MARK in node.get("attrs", {}) for node in graph["nodes"])
+
+
+def with_marks(symbol: Any, parts: Iterable[Iterable[int]]) -> Any:
+    """Return the Symbol with marks of these parts, by their nodes' numbers, and no others."""
+    part_of = {number: str(part) for part, numbers in enumerate(parts) for number in numbers}
+    graph: Graph = json.loads(text(symbol))
+    nodes = enumerate(graph["nodes"])
+    made = [with_attributes(node, {MARK: part_of.get(number)}) for number, node in nodes]
+    return write({**graph, "nodes": made}, symbol)
+
+
+def unmarked(symbol: Any) -> Any:
+    """Return the Symbol without such marks."""
+    return with_marks(symbol, ()) if f'"{MARK}"' in text(symbol) else symbol
+
+
+def with_attributes(node: Node, attributes: Mapping[str, str | None]) -> Node:
+    """Return the node with other attributes; those of `None` are omitted."""
+    every = {**node.get("attrs", {}), **attributes}
+    return {**node, "attrs": {key: text for key, text in every.items() if text is not None}}
 
 
 def write(graph: Graph, like: Any) -> Any:
@@ -61,11 +88,6 @@ def write(graph: Graph, like: Any) -> Any:
 def as_text(graph: Graph) -> str:
     """Return the graph as JSON for MXNet, whose parser does not support the escape `\\u`."""
     return json.dumps(graph, ensure_ascii=False)
-
-
-def is_part(node: Node) -> bool:
-    """Return whether the node contains a part of a graph for the GPU (see `parts`)."""
-    return bool(node["op"] == PART)
 
 
 def is_ours(node: Node) -> bool:
@@ -110,22 +132,9 @@ def rebuilt(graph: Graph, nodes: list[Node], moved: Sequence[Place]) -> Graph:
     return result
 
 
-def without(graph: Graph, stands_for: Sequence[int]) -> Graph:
-    """Return the graph without nodes that another node replaces.
-
-    `stands_for[n]` is the node with the outputs of node n, often n itself; it comes before all
-    their users.
-    """
-    kept = [number for number, place in enumerate(stands_for) if place == number]
-    numbers = {number: place for place, number in enumerate(kept)}
-    moved = [numbers[place] for place in stands_for]
-    nodes = [inputs_moved(graph["nodes"][number], moved) for number in kept]
-    return rebuilt(graph, nodes, moved)
-
-
 def inside(node: Node, change: Callable[[Graph], Graph]) -> Node:
-    """Return the node with its inner graphs changed, unless it is a part."""
-    if "subgraphs" not in node or is_part(node):
+    """Return the node with its inner graphs changed."""
+    if "subgraphs" not in node:
         return node
     return {**node, "subgraphs": [change(graph) for graph in node["subgraphs"]]}
 
@@ -138,12 +147,6 @@ def is_control_flow(node: Node) -> bool:
 
 def has_control_flow(graph: Graph) -> bool:
     return any(is_control_flow(node) for node in graph["nodes"])
-
-
-def is_partitioned(graph: Graph) -> bool:
-    """Return whether MXNet has partitioned the graph into nodes that it writes but cannot read
-    again."""
-    return any(node["op"] == "_CachedOp" for node in graph["nodes"])
 
 
 def with_native(graph: Graph) -> Graph:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from graphlib import TopologicalSorter
 
 from . import graph_json
@@ -72,7 +72,13 @@ def replaced(graph: Graph, groups: Sequence[Sequence[int]], make: Make) -> Graph
         for number, node in every.items()
     }
     heads = [moved(head) for head in graph["heads"]]
-    return in_order({**graph, "heads": heads}, every)
+    sources = {number: [e[0] for e in node["inputs"]] for number, node in every.items()}
+    order = list(TopologicalSorter(sources).static_order())
+    places = [-1] * (first + len(made))
+    for place, number in enumerate(order):
+        places[number] = place
+    inner = [graph_json.inputs_moved(every[number], places) for number in order]
+    return graph_json.rebuilt({**graph, "heads": heads}, inner, places)
 
 
 def outputs(graph: Graph, groups: Sequence[Sequence[int]]) -> list[list[Entry]]:
@@ -92,17 +98,3 @@ def uses(graph: Graph) -> Iterator[tuple[Entry, int, int]]:
     for number, node in enumerate(graph["nodes"]):
         yield from ((entry, number, place) for place, entry in enumerate(node["inputs"]))
     yield from ((head, -1, place) for place, head in enumerate(graph["heads"]))
-
-
-def in_order(graph: Graph, every: Mapping[int, Node]) -> Graph:
-    """Return the graph of these nodes in topological order; inputs refer to the numbers in
-    `every`."""
-    sorter = TopologicalSorter(
-        {number: [e[0] for e in node["inputs"]] for number, node in every.items()}
-    )
-    order = list(sorter.static_order())
-    moved = [-1] * (max(order, default=-1) + 1)
-    for place, number in enumerate(order):
-        moved[number] = place
-    nodes = [graph_json.inputs_moved(every[number], moved) for number in order]
-    return graph_json.rebuilt(graph, nodes, moved)

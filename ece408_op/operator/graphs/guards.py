@@ -17,21 +17,9 @@ from collections.abc import Callable
 from typing import Any
 
 from .. import variables
-from .graph_json import (
-    Entry,
-    Graph,
-    Node,
-    Place,
-    has_control_flow,
-    inputs_moved,
-    inside,
-    is_control_flow,
-    is_ours,
-    rebuilt,
-    write,
-)
+from . import graph_json
+from .graph_json import Entry, Graph, Node, Place
 
-_INFINITY = float("inf")
 # Suffix of guards' names in a graph.
 _SUFFIX = "__ece408_plain"
 # Guards in a graph, with attributes that make each the identity.
@@ -60,11 +48,6 @@ def plain_parameter(nd: Any, array: Any) -> Any:
     return nd.contrib.gradientmultiplier(array, scalar=1.0)
 
 
-def plain_gradient(nd: Any, array: Any) -> Any:
-    """Return the NDArray's values, by an operator whose gradient is always in plain layout."""
-    return nd.clip(array, a_min=-_INFINITY, a_max=_INFINITY)
-
-
 def is_guard(name: Any) -> bool:
     """Return whether a node, or an output of a node, of this name is a guard's."""
     return _SUFFIX in str(name)
@@ -82,9 +65,9 @@ def unheard(callback: Callable[..., None]) -> Callable[..., None]:
 
 def guarded_symbol(graph: Graph, like: Any, of_data: str = "reshape") -> Any:
     """Return the Symbol with guards, for a CachedOp."""
-    if has_control_flow(graph):
+    if graph_json.has_control_flow(graph):
         variables.plan_memory_apart()
-    return write(guarded(graph, of_data=of_data), like)
+    return graph_json.write(guarded(graph, of_data=of_data), like)
 
 
 def guarded(graph: Graph, of_data: str = "reshape") -> Graph:
@@ -141,11 +124,13 @@ def guarded(graph: Graph, of_data: str = "reshape") -> Graph:
         return [guard("clip", [number, k, 0], f"{name}_out{k}", {}) for k in outputs]
 
     for node in graph["nodes"]:
-        node = inside(inputs_moved(node, moved), lambda graph: guarded(graph, of_data))
-        if is_ours(node):
+        node = graph_json.inside(
+            graph_json.inputs_moved(node, moved), lambda graph: guarded(graph, of_data)
+        )
+        if graph_json.is_ours(node):
             moved.append(add_ours(node))
-        elif is_control_flow(node):
+        elif graph_json.is_control_flow(node):
             moved.append(add_control_flow(node))
         else:
             moved.append(add(node))
-    return rebuilt(graph, nodes, moved)
+    return graph_json.rebuilt(graph, nodes, moved)

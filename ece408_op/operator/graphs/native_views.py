@@ -1,5 +1,5 @@
-"""Views for MXNet's summaries, plots and ONNX export: its own Convolution in place of our operator,
-and a network's layers in place of parts for the GPU."""
+"""Views for MXNet's summaries, plots and ONNX export: its own Convolution in place of our
+operator."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import functools
 import importlib
 from typing import Any
 
-from . import graph_json, parts
+from . import graph_json
 
 
 def install(mxnet: Any) -> None:
@@ -33,10 +33,8 @@ def _of_native(function: Any) -> Any:
 
 
 def _native(symbol: Any) -> Any:
-    """Return the symbol with MXNet's Convolution for our operator, and without parts for the
-    GPU."""
+    """Return the symbol with MXNet's Convolution for our operator."""
     if not hasattr(symbol, "tojson"):
         return symbol
-    symbol = parts.put_back_symbol(symbol)
     graph = graph_json.read(symbol)
     return symbol if graph is None else graph_json.write(graph_json.with_native(graph), symbol)

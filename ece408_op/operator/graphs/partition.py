@@ -7,28 +7,24 @@ import functools
 import itertools
 import json
 import math
-import sys
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from ... import settings
 from ...backends import kernel_file
-from ...errors import Ece408Error, NoUsableGpu
-from ...host import gpu
+from ...errors import Ece408Error
 from .. import compiled_operator, networks, parts_at_work
-from ..parts_at_work import Parts
-from . import compiled_graphs, graph_inference, graph_json, groups, parts
+from ..parts_at_work import MOST_BYTES, Parts
+from . import compiled_graphs, graph_inference, graph_json, groups, guards, parts
 from .graph_json import Entry, Graph, Node
 
 if TYPE_CHECKING:
     from ...network import Typed
 
 BACKEND = "ece408"
-# Networks with arrays of these types stay with MXNet as a whole.
-_OTHER_FLOATS = ("float64",)
 # Other operators take a GPU less time than copies to it and back; they stay unless a part has one
 # of these.
 _WORTH_COPIES = ("Convolution", "Deconvolution", "FullyConnected", "dot", "batch_dot")
@@ -39,61 +35,9 @@ _WITH_PARAMETERS = (
 )
 # It concatenates an RNN's parameters.
 _OF_RNN = "_rnn_param_concat"
-_ONLY_FOR_CPU = "only what stays on the CPU reads it"
-_TOO_LITTLE = "it takes less time than copies to the GPU and back would"
-# What is said of such nodes in a report on the CPU.
-_OF_COPIES, _NO_GAIN = (_ONLY_FOR_CPU, _TOO_LITTLE), "MXNet takes no longer for it"
-
-
-# What a report says of our parts, and of MXNet's.
-_PLACES = {"gpu": ("on the GPU", "on the CPU"), "cpu": ("by ece408_op", "by MXNet")}
-
-
-@dataclass
-class GpuReport:
-    """Report on what runs on the GPU, or what this package computes if it is `on` the CPU: the
-    number of nodes of each part, and of the network; the nodes that MXNet runs on the CPU, with
-    reasons; and, if the shapes of the inputs are known, the bytes copied in and out per call."""
-
-    parts: list[int]
-    nodes: int
-    left: dict[str, str] = field(default_factory=dict)
-    bytes_in: int | None = None
-    bytes_out: int | None = None
-    on: str = "gpu"
-
-    def __str__(self) -> str:
-        counts = ", ".join(map(str, self.parts)) or "none"
-        ours, others = _PLACES[self.on]
-        lines = [f"{ours}: {sum(self.parts)} of {self.nodes} nodes, in parts of: {counts}"]
-        lines += [f"{others}: {name}: {reason}" for name, reason in self.left.items()]
-        if self.on == "gpu" and self.bytes_in is not None and self.bytes_out is not None:
-            lines.append(f"a call copies {self.bytes_in} bytes in and {self.bytes_out} bytes out")
-        return "\n".join(lines)
-
-
-def report(symbol: Any, shapes: Mapping[str, tuple[int, ...]] | None = None) -> GpuReport:
-    """Report which parts of a Symbol, partitioned or not, run on a GPU; none is needed.
-
-    `shapes` are those of its inputs by name.
-    """
-    whole = parts.put_back_symbol(symbol)
-    return report_of(choose(whole, shapes=shapes or {}), shapes)
-
-
-def report_of(
-    choice: Choice,
-    shapes: Mapping[str, tuple[int, ...]] | None,
-    types: Mapping[str, Any] | None = None,
-) -> GpuReport:
-    """Return `report` for a partitioned choice, with types of its inputs."""
-    left = choice.left
-    if choice.on == "cpu":
-        left = {n: _NO_GAIN if reason in _OF_COPIES else reason for n, reason in left.items()}
-    made = GpuReport(list(map(len, choice.groups)), choice.nodes, left, on=choice.on)
-    if shapes:
-        made.bytes_in, made.bytes_out = _bytes(choice.symbol(), shapes, types or {})
-    return made
+# Why such nodes, and such parts, stay on the CPU.
+ONLY_FOR_CPU = "only what stays on the CPU reads it"
+TOO_LITTLE = "it takes less time than copies to the GPU and back would"
 
 
 @dataclass
@@ -108,17 +52,9 @@ class Choice:
     parameters: set[tuple[int, int]]
     known: dict[tuple[int, int], Typed]
     on: str
-
-    @property
-    def nodes(self) -> int:
-        return sum(node["op"] != "null" for node in self.graph["nodes"])
-
-    def symbol(self) -> Any:
-        """Return the Symbol with a node for each part."""
-        if not self.groups:
-            return self.original
-        moved = parts.moved_into_parts(self.graph, self.groups, self.parameters)
-        return graph_json.write(moved, self.original)
+    # Whether it is for these sizes alone: MXNet does not infer shapes before our nodes from those
+    # behind them.
+    is_for_sizes: bool
 
 
 def choose(
@@ -130,33 +66,39 @@ def choose(
     only_ours: bool = False,
     trains: bool = False,
 ) -> Choice:
-    """Choose the largest parts of an unpartitioned Symbol that can run `on` the "gpu" or the "cpu".
-    With `only_ours` these are convolutions of this package, and what belongs to them; a network
-    that `trains` needs their gradients.
+    """Choose the largest parts of a Symbol that can run `on` the "gpu" or the "cpu". With
+    `only_ours` these are convolutions of this package, and what belongs to them; a network that
+    `trains` needs their gradients.
 
     `data` are the names of the inputs that are no parameters; without it, parameters are the
     variables that layers take as such. Given the shapes and types of inputs by name, a node is
     checked on its arrays as far as they are known, else by its attributes.
     """
-    graph: Graph = json.loads(graph_json.text(symbol))
+    graph: Graph = json.loads(graph_json.text(graph_json.unmarked(symbol)))
+    is_for_sizes = graph_inference.has_open_sources(graph)
+    if is_for_sizes:
+        graph = graph_inference.with_known_sources(symbol, graph, shapes or {})
+        symbol = graph_json.write(graph, symbol)
     nodes = graph["nodes"]
     reason = _why_none(graph, symbol)
     reasons: list[str | None] = [reason] * len(nodes)
     known: dict[tuple[int, int], Typed] = {}
     if reason is None:
         known = _arrays(symbol, graph, shapes or {}, types or {})
-        used = _used(graph)
+        used = dict.fromkeys(range(len(nodes)), 0)
+        for entry, *_ in groups.uses(graph):
+            used[entry[0]] = max(used[entry[0]], entry[1] + 1)
         for number, node in enumerate(nodes):
             if node["op"] != "null":
-                reasons[number] = _why_not(node, on, trains) or _why_not_here(
-                    node, used[number], known
-                )
+                results = [known.get((number, k), ((), None)) for k in range(used[number])]
+                why = _why_not(node, on, trains)
+                reasons[number] = why or _why_not_here(node, results, known)
     goes = [node["op"] != "null" and not reason for node, reason in zip(nodes, reasons)]
     parameters = _parameters(graph, symbol, data)
     if only_ours:
         _leave_mxnet_its_own(graph, goes, reasons)
     _leave_where_read(graph, parameters, goes, reasons)
-    choice = Choice(symbol, graph, [], {}, parameters, known, on)
+    choice = Choice(symbol, graph, [], {}, parameters, known, on, is_for_sizes)
     found = groups.by_level(graph, goes)
     for group, outputs in zip(found, groups.outputs(graph, found)):
         reason = _why_not_together(graph, group, outputs)
@@ -182,42 +124,38 @@ def choose_for(
     return choose(symbol, data, shapes, types, **keywords)
 
 
-def with_known_sources(symbol: Any, arrays: Mapping[str, Any]) -> Any:
-    """Return the Symbol, or one for these arrays alone: MXNet does not infer shapes before our
-    nodes from those behind them."""
-    graph = json.loads(graph_json.text(symbol))
-    if not graph_inference.has_open_sources(graph):
-        return symbol
-    shapes = {name: array.shape for name, array in arrays.items()}
-    return graph_json.write(graph_inference.with_known_sources(symbol, graph, shapes), symbol)
-
-
 def can_have_parts(arrays: Iterable[Any]) -> bool:
     """Return whether a graph on these arrays can have parts on the CPU under the settings."""
     only_float32 = all(array.dtype == np.float32 for array in arrays)
     return only_float32 and compiled_operator.missing() is None and bool(parts_at_work.mode())
 
 
-def with_parts(
+def for_inference(
     symbol: Any, graph: Graph, arrays: Mapping[str, Any], data: Collection[str] | None = None
+) -> Choice:
+    """Choose the parts of `symbol` for inference on these arrays by name: those on the GPU, if its
+    graph has marks, else convolutions of this package and what belongs to them. `data` are the
+    names of the inputs that are no parameters, if known."""
+    if graph_json.is_marked(graph):
+        choice = choose_for(symbol, arrays, data)
+        if choice.groups:
+            return choice
+    if not can_have_parts(arrays.values()):
+        return Choice(symbol, graph, [], {}, set(), {}, "cpu", is_for_sizes=False)
+    return choose_for(symbol, arrays, data, on="cpu", only_ours=True)
+
+
+def in_parts(
+    choice: Choice, arrays: Mapping[str, Any], most_bytes: int | None = None
 ) -> tuple[Any, Parts | None]:
-    """Return the graph of `symbol` for inference on these arrays by name, as
-    `compiled_graphs.compiled`, and its parts, if any: convolutions of this package, and what
-    belongs to them, one node each. `data` are the names of the inputs that are no parameters, if
-    known. Keep the parts as long as the graph."""
-    if can_have_parts(arrays.values()):
-        known = graph_json.write(graph, symbol)
-        choice = choose_for(known, arrays, data, on="cpu", only_ours=True)
-        return in_parts(choice, arrays, Parts())
-    shapes = {name: array.shape for name, array in arrays.items()}
-    return compiled_graphs.compiled(symbol, graph, shapes), None
-
-
-def in_parts(choice: Choice, arrays: Mapping[str, Any], opened: Parts) -> tuple[Any, Parts | None]:
-    """Return the graph of a choice, as `with_parts`, with its parts in `opened`."""
+    """Return the graph of a choice on these arrays by name, as `compiled_graphs.compiled`, and its
+    parts, if any, with `most_bytes` as `Parts` (default: on the GPU, no call is direct). Keep the
+    parts as long as the graph."""
     shapes = {name: array.shape for name, array in arrays.items()}
     if not choice.groups:
         return compiled_graphs.compiled(choice.original, choice.graph, shapes), None
+    usual = 0 if choice.on == "gpu" else MOST_BYTES
+    opened = Parts(usual if most_bytes is None else most_bytes)
     types = dict(choice.known)
     opened.takes_pixels = not choice.left and len(choice.groups) == 1
     for number, node in enumerate(choice.graph["nodes"] if opened.takes_pixels else ()):
@@ -240,14 +178,6 @@ def _inputs_if_whole(graph: Graph) -> list[str] | None:
     return [graph["nodes"][entry[0]]["name"] for entry in node["inputs"]]
 
 
-def _used(graph: Graph) -> list[list[tuple[int, int]]]:
-    """Return the used outputs of each node."""
-    found: list[dict[tuple[int, int], None]] = [{} for _ in graph["nodes"]]
-    for entry, *_ in groups.uses(graph):
-        found[entry[0]][entry[0], entry[1]] = None
-    return [sorted(entries) for entries in found]
-
-
 def _arrays(
     symbol: Any, graph: Graph, shapes: Mapping[str, tuple[int, ...]], types: Mapping[str, Any]
 ) -> dict[tuple[int, int], Typed]:
@@ -263,27 +193,29 @@ def _arrays(
 def _inferred(
     symbol: Any, shapes: Mapping[str, tuple[int, ...]], types: Mapping[str, Any]
 ) -> list[Typed]:
-    """Return the shapes and types of a Symbol's outputs as far as they can be inferred; empty and
-    `None` if they cannot, or contradict each other."""
+    """Return the shapes and types of a Symbol's outputs as far as they can be inferred; none if
+    they contradict each other."""
     from mxnet import MXNetError
 
     arguments = set(symbol.list_arguments())
     try:
-        known = {name: shape for name, shape in shapes.items() if name in arguments}
-        _, found, _ = symbol.infer_shape_partial(**known)
+        given = {name: shape for name, shape in shapes.items() if name in arguments}
+        _, found, _ = symbol.infer_shape_partial(**given)
     except MXNetError:
-        return [((), None)] * len(symbol.list_outputs())
+        return []
     kinds: Sequence[Any] = [None] * len(found)
     # Some operators raise if no type is known.
     with contextlib.suppress(MXNetError):
-        known = {name: kind for name, kind in types.items() if name in arguments}
-        _, kinds, _ = symbol.infer_type_partial(**known)
-    named = [None if kind is None else np.dtype(kind).name for kind in kinds]
-    return list(zip(map(tuple, found), named))
+        named = {name: kind for name, kind in types.items() if name in arguments}
+        _, kinds, _ = symbol.infer_type_partial(**named)
+    return [
+        (tuple(shape), None if kind is None else np.dtype(kind).name)
+        for shape, kind in zip(found, kinds)
+    ]
 
 
 def _why_not_here(
-    node: Node, used: Sequence[tuple[int, int]], known: Mapping[tuple[int, int], Typed]
+    node: Node, results: Sequence[Typed], known: Mapping[tuple[int, int], Typed]
 ) -> str | None:
     """Return why a node cannot run on the GPU with its arrays' shapes and types; `None` if it can,
     or if these are unknown."""
@@ -292,9 +224,6 @@ def _why_not_here(
     taken = [(entry[0], entry[1]) for entry in node["inputs"]]
     if not all(entry in known for entry in taken):
         return None
-    results: list[Typed] = [((), None)] * (max((output for _, output in used), default=0) + 1)
-    for entry in used:
-        results[entry[1]] = known.get(entry, ((), None))
     given = [known[entry] for entry in taken]
     # Layers that differ in name only have one answer: each new net of Gluon's has new names.
     attributes = {key: text for key, text in node.get("attrs", {}).items() if key != "layer"}
@@ -333,7 +262,7 @@ def _leave_where_read(
     read = {head[0] for head in graph["heads"]}
     for number in reversed(range(len(graph["nodes"]))):
         if goes[number] and (number, 0) in parameters and number not in read:
-            goes[number], reasons[number] = False, _ONLY_FOR_CPU
+            goes[number], reasons[number] = False, ONLY_FOR_CPU
         if goes[number]:
             read |= {entry[0] for entry in graph["nodes"][number]["inputs"]}
 
@@ -388,7 +317,7 @@ def _why_not_together(
 
     nodes = [graph["nodes"][number] for number in group]
     if not any(node["op"] in _WORTH_COPIES or graph_json.is_ours(node) for node in nodes):
-        return _TOO_LITTLE
+        return TOO_LITTLE
     inner, taken = parts.inside_of(graph, group, outputs)
     try:
         Network(json.dumps(inner), list(taken), ())
@@ -424,57 +353,32 @@ def _parameters(graph: Graph, symbol: Any, data: Collection[str] | None) -> set[
     }
 
 
-def _bytes(
-    symbol: Any, shapes: Mapping[str, tuple[int, ...]], types: Mapping[str, Any]
+def copied_bytes(
+    choice: Choice, shapes: Mapping[str, tuple[int, ...]], types: Mapping[str, Any]
 ) -> tuple[int | None, int | None]:
-    """Return the bytes that the parts of a partitioned Symbol read and write without parameters;
-    `None` for each if shapes are missing or contradictory."""
-    graph = parts.read(symbol)
-    if graph is None:
-        return 0, 0
-    taken, given = [], []
-    for number, node in enumerate(graph["nodes"]):
-        if graph_json.is_part(node):
-            kinds, unread = (node["attrs"][name] for name in (parts.PARAMETERS, parts.UNREAD))
-            taken += [e for e, kind in zip(node["inputs"], kinds) if kind != networks.PARAMETER]
-            given += [[number, k, 0] for k, kind in enumerate(unread) if kind != networks.UNREAD]
-    heads = graph_json.write({**graph, "heads": [*taken, *given]}, symbol)
+    """Return the bytes that the parts of a choice read and write without parameters, for these
+    shapes and types of inputs; `None` for each if shapes are missing or contradictory."""
+    graph = choice.graph
     # MXNet does not know layers that take uint8 pixels.
     others = {name: kind for name, kind in types.items() if np.dtype(kind) != np.uint8}
-    counts = []
-    for (shape, kind), entry in zip(_inferred(heads, shapes, others), [*taken, *given]):
-        if not shape or 0 in shape:
-            return None, None
+    known = _arrays(choice.original, graph, shapes, others)
+
+    def count(entry: Entry) -> int:
+        shape, kind = known[entry[0], entry[1]]
         dtype = types.get(graph["nodes"][entry[0]]["name"], kind or np.float32)
-        counts.append(math.prod(shape) * np.dtype(dtype).itemsize)
-    return sum(counts[: len(taken)]), sum(counts[len(taken) :])
+        return math.prod(shape) * np.dtype(dtype).itemsize
 
-
-def why_no_gpu() -> str | None:
-    """Return in one line why no network can run on a GPU here, or `None` if one can."""
-    if compiled_operator.missing() is not None:
-        return compiled_operator.missing()
-    backend = settings.backend()
-    if backend == "emulator":
-        return None
-    if backend not in (None, "cuda"):
-        return f"backend {backend} is requested (ECE408_BACKEND)"
+    read = parts.read_outside(graph, choice.groups)
+    taken, given = 0, 0
     try:
-        gpu.require_our_kernels(settings.devices())
-    except NoUsableGpu as error:
-        return str(error)
-    return None
-
-
-_last_said = ""
-
-
-def say_why_no_gpu(reason: str) -> None:
-    """Print the reason to stderr, unless it was the last one printed."""
-    global _last_said
-    if reason != _last_said and sys.stderr is not None:
-        print(f"ece408: the network runs on the CPU, by MXNet: {reason}", file=sys.stderr)
-    _last_said = reason
+        for group, outputs in zip(choice.groups, groups.outputs(graph, choice.groups)):
+            inputs = list(parts.inside_of(graph, group, outputs)[1].values())
+            kinds = parts.kinds(graph, inputs, choice.parameters)
+            taken += sum(count(e) for e, kind in zip(inputs, kinds) if kind != networks.PARAMETER)
+            given += sum(count(e) for e in outputs if (e[0], e[1]) in read)
+    except KeyError:
+        return None, None
+    return taken, given
 
 
 def install(mxnet: Any) -> None:
@@ -495,23 +399,17 @@ def _optimizing(method: Any) -> Any:
         **keywords: Any,
     ) -> Any:
         if backend != BACKEND:
+            graph = graph_json.read(self)
+            if graph is not None:
+                # Guards cannot be added to the result.
+                self = guards.guarded_symbol(graph, self, of_data="clip")
             return method(self, backend, args, aux, ctx, *others, **keywords)
         given = [*(args or {}).values(), *(aux or {}).values()]
-        reason = why_no_gpu() or why_not_of(given)
+        reason = networks.why_no_gpu() or networks.why_not_of(given)
         if reason is None:
             named = {**(args or {}), **(aux or {})} if isinstance(args, Mapping) else {}
-            return choose_for(parts.put_back_symbol(self), named, None).symbol()
-        say_why_no_gpu(reason)
-        return parts.put_back_symbol(self).__copy__()
+            return graph_json.with_marks(self, choose_for(self, named, None).groups)
+        networks.say_why_no_gpu(reason)
+        return graph_json.unmarked(self).__copy__()
 
     return optimize_for
-
-
-def why_not_of(arrays: Iterable[Any]) -> str | None:
-    """Return why no network runs on our GPU backend with such arrays, or `None` if one can."""
-    for array in arrays:
-        if array.context.device_type != "cpu":
-            return f"its arrays are on {array.context}"
-        if np.dtype(array.dtype).name in _OTHER_FLOATS:
-            return f"it has arrays of {np.dtype(array.dtype).name}, not of float32"
-    return None

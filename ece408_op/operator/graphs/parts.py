@@ -1,4 +1,4 @@
-"""Extraction of parts of a graph into single nodes, and their reinsertion.
+"""Parts of a graph: marked in Symbols and their files, and single nodes in the graphs that run.
 
 MXNet's own partitioning is insufficient: it identifies arrays by name, and a block that is called
 twice gives the same name to two of them.
@@ -7,7 +7,6 @@ twice gives the same name to two of them.
 from __future__ import annotations
 
 import itertools
-import json
 from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -15,14 +14,11 @@ from .. import networks
 from ..networks import DATA, FOR_ALL_IMAGES, PARAMETER
 from ..parts_at_work import Parts
 from . import graph_json, groups
-from .graph_json import PART, Entry, Graph, Node, is_part
+from .graph_json import Entry, Graph, Node
 
 if TYPE_CHECKING:
     from ...network import Typed
 
-# Attributes of such a node: the kinds of its inputs, and its unused outputs (see `networks`).
-PARAMETERS = "parameters"
-UNREAD = "unread"
 # Operators that read only the shapes of these inputs.
 _ONLY_SHAPES: Mapping[str, Sequence[int]] = {
     **dict.fromkeys(("zeros_like", "ones_like", "shape_array", "size_array"), (0,)),
@@ -31,40 +27,7 @@ _ONLY_SHAPES: Mapping[str, Sequence[int]] = {
 }
 
 
-def read(symbol: Any) -> Graph | None:
-    """Return the graph of a Symbol that has such nodes, else `None`."""
-    text = graph_json.text(symbol)
-    if f'"{PART}"' not in text:
-        return None
-    graph: Graph = json.loads(text)
-    return graph if any(map(is_part, graph["nodes"])) else None
-
-
-def put_back_symbol(symbol: Any) -> Any:
-    """Return the Symbol without such nodes."""
-    graph = read(symbol)
-    return symbol if graph is None else graph_json.write(put_back(graph), symbol)
-
-
-def moved_into_parts(
-    graph: Graph, of_nodes: Sequence[Sequence[int]], parameters: Collection[tuple[int, int]]
-) -> Graph:
-    """Return the graph with one node per group of its nodes; numbers in a group are ascending.
-
-    No path between two nodes of a group may contain a node outside the group. `parameters` are the
-    arrays, by node and output, that are the same for all images.
-    """
-    count = itertools.count()
-    read = _read_outside(graph, of_nodes)
-
-    def made(group: Sequence[int], outputs: Sequence[Entry]) -> Node:
-        node = _part(graph, group, outputs, parameters, _name(graph, outputs, next(count)))
-        return {**node, "attrs": {**node["attrs"], UNREAD: _unread(outputs, read)}}
-
-    return groups.replaced(graph, of_nodes, made)
-
-
-def _read_outside(graph: Graph, of_nodes: Sequence[Sequence[int]]) -> set[tuple[int, int]]:
+def read_outside(graph: Graph, of_nodes: Sequence[Sequence[int]]) -> set[tuple[int, int]]:
     """Return the arrays whose elements are read outside their node's own group."""
     place_of = {number: place for place, group in enumerate(of_nodes) for number in group}
     return {
@@ -73,11 +36,6 @@ def _read_outside(graph: Graph, of_nodes: Sequence[Sequence[int]]) -> set[tuple[
         if place_of.get(entry[0]) != place_of.get(user)
         and place not in _ONLY_SHAPES.get(graph["nodes"][user]["op"] if user >= 0 else "", ())
     }
-
-
-def _unread(outputs: Sequence[Entry], read: Collection[tuple[int, int]]) -> str:
-    """Return the marks of a part's outputs."""
-    return "".join("0" if (e[0], e[1]) in read else networks.UNREAD for e in outputs)
 
 
 def of_images(graph: Graph, data: Collection[str]) -> list[bool]:
@@ -89,70 +47,6 @@ def of_images(graph: Graph, data: Collection[str]) -> list[bool]:
     return found
 
 
-def put_back(graph: Graph) -> Graph:
-    """Return the graph with the contents of such nodes in their place."""
-    every: dict[int, Node] = {}
-    # The places of the outputs of replaced nodes.
-    moved: dict[int, list[Entry]] = {}
-    free = len(graph["nodes"])
-    for number, node in enumerate(graph["nodes"]):
-        inputs = [_follow(entry, moved) for entry in node["inputs"]]
-        if not is_part(node):
-            every[number] = {**node, "inputs": inputs}
-            continue
-        inner = node["subgraphs"][0]
-        sources = iter(inputs)
-        places: list[Entry] = []
-        for each in inner["nodes"]:
-            if each["op"] == "null":
-                places.append(next(sources))
-                continue
-            entries = [_inside(entry, inner, places) for entry in each["inputs"]]
-            every[free] = {**each, "inputs": entries}
-            places.append([free, 0, 0])
-            free += 1
-        moved[number] = [_inside(head, inner, places) for head in inner["heads"]]
-    heads = [_follow(head, moved) for head in graph["heads"]]
-    return groups.in_order({**graph, "heads": heads}, every)
-
-
-def _follow(entry: Entry, moved: Mapping[int, list[Entry]]) -> Entry:
-    return moved[entry[0]][entry[1]] if entry[0] in moved else entry
-
-
-def _inside(entry: Entry, inner: Graph, places: Sequence[Entry]) -> Entry:
-    place = places[entry[0]]
-    return place if inner["nodes"][entry[0]]["op"] == "null" else [place[0], *entry[1:]]
-
-
-def _name(graph: Graph, outputs: Sequence[Entry], part: int) -> str:
-    """Keep the name of a single output."""
-    return graph["nodes"][outputs[0][0]]["name"] if len(outputs) == 1 else f"{PART}{part}"
-
-
-def _part(
-    graph: Graph,
-    group: Sequence[int],
-    heads: Sequence[Entry],
-    parameters: Collection[tuple[int, int]],
-    name: str,
-) -> Node:
-    """Return a node that contains the nodes of a group; its inputs are entries of the graph."""
-    from mxnet.symbol import load_json
-
-    inner, taken = inside_of(graph, group, heads)
-    # Its inputs are in MXNet's order of traversal.
-    symbol = load_json(graph_json.as_text(inner))
-    inputs = [taken[each] for each in symbol.list_inputs()]
-    return {
-        "op": PART,
-        "name": name,
-        "attrs": {PARAMETERS: kinds(graph, inputs, parameters)},
-        "inputs": [[*entry[:2], 0] for entry in inputs],
-        "subgraphs": [json.loads(graph_json.text(symbol))],
-    }
-
-
 def at_work(
     graph: Graph,
     of_nodes: Sequence[Sequence[int]],
@@ -161,9 +55,14 @@ def at_work(
     opened: Parts,
     on: str,
 ) -> Graph:
-    """Return the graph with a node of `ece408_part` `on` a machine per group of its nodes, as
-    `moved_into_parts`. `types` has all arrays outside the groups. Raises what `Network` does."""
-    read = _read_outside(graph, of_nodes)
+    """Return the graph with a node of `ece408_part` `on` a machine per group of its nodes; numbers
+    in a group are ascending.
+
+    No path between two nodes of a group may contain a node outside the group. `parameters` are the
+    arrays, by node and output, that are the same for all images, and `types` has all arrays outside
+    the groups. Raises what `Network` does.
+    """
+    read = read_outside(graph, of_nodes)
 
     def made(group: Sequence[int], outputs: Sequence[Entry]) -> Node:
         inner, taken = inside_of(graph, group, outputs)
@@ -175,7 +74,8 @@ def at_work(
             known = networks.known_kinds(known, [shape for shape, _ in of_inputs])
         name = graph["nodes"][outputs[0][0]]["name"]
         named = [dtype or "float32" for dtype in each]
-        node = opened.node(inner, known, named, name, on, _unread(outputs, read))
+        unread = "".join("0" if (e[0], e[1]) in read else networks.UNREAD for e in outputs)
+        node = opened.node(inner, known, named, name, on, unread)
         return {**node, "inputs": inputs}
 
     return groups.replaced(graph, of_nodes, made)
@@ -214,14 +114,12 @@ def inside_of(
 
 def kinds(graph: Graph, inputs: Sequence[Entry], parameters: Collection[tuple[int, int]]) -> str:
     """Return the kinds of a part's inputs."""
-    return "".join(_kind(graph, each, (each[0], each[1]) in parameters) for each in inputs)
-
-
-def _kind(graph: Graph, entry: Entry, is_for_all: bool) -> str:
-    """Return the kind of a part's input."""
-    if not is_for_all:
-        return DATA
-    return PARAMETER if graph["nodes"][entry[0]]["op"] == "null" else FOR_ALL_IMAGES
+    return "".join(
+        DATA
+        if (number, output) not in parameters
+        else (PARAMETER if graph["nodes"][number]["op"] == "null" else FOR_ALL_IMAGES)
+        for number, output, *_ in inputs
+    )
 
 
 def _new_name(source: Node, output: int, taken: Mapping[str, Any]) -> str:

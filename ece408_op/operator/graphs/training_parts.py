@@ -39,20 +39,20 @@ def compiled(
     wanted: Collection[str],
     added: Collection[str],
     data: Collection[str] | None = None,
-    on: str = "cpu",
 ) -> tuple[Any, Parts | None]:
     """Return the graph of `symbol` for training on these arrays by name, as
-    `partition.with_parts`, and its parts `on` a machine, if any.
+    `partition.in_parts`, and its parts, if any: on the GPU if the graph has marks.
 
     `wanted` are the inputs whose gradients are computed, `added` those whose gradients may be
     added. Only for training, with the batch's averages.
     """
     opened = None
-    if on == "gpu" or partition.can_have_parts(arrays.values()):
-        known = graph_json.write(graph, symbol)
-        choice = partition.choose_for(
-            *(known, arrays, data), on=on, only_ours=on == "cpu", trains=True
-        )
+    if graph_json.is_marked(graph):
+        choice = partition.choose_for(symbol, arrays, data, on="gpu", trains=True)
+        cut, opened = _cut(choice, wanted)
+        graph = cut if opened.numbers else graph
+    if not (opened and opened.numbers) and partition.can_have_parts(arrays.values()):
+        choice = partition.choose_for(symbol, arrays, data, on="cpu", only_ours=True, trains=True)
         graph, opened = _cut(choice, wanted)
     if _has_long_sums(graph["nodes"]):
         return None, None
@@ -87,8 +87,7 @@ def _part(
     shapes = [choice.known[entry[0], entry[1]][0] for entry in taken.values()]
     name = choice.graph["nodes"][outputs[0][0]]["name"]
     inputs = [[*entry[:2], 0] for entry in taken.values()]
-    node = opened.training_node(inner, wanted, shapes, name, choice.on)
-    return {**node, "inputs": inputs}
+    return {**opened.training_node(inner, wanted, shapes, name, choice.on), "inputs": inputs}
 
 
 def _leads(nodes: Sequence[Node], wanted: Collection[str]) -> list[bool]:

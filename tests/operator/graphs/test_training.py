@@ -128,7 +128,7 @@ def test_executors(mx, rng, requests, fix_gamma):
 
 
 def _operators(executor):
-    taken = vars(executor)["_ece408_substitutes"].of(executor, True)
+    taken = vars(executor)["_ece408"].of(executor, True)
     return [node["op"] for node in json.loads(taken._symbol.tojson())["nodes"]]
 
 
