@@ -49,7 +49,15 @@ def add(commands: Any) -> None:
         "with dist_sync all workers make each step together, with dist_async each makes its own "
         "(default: dist_sync in a job, else local)",
     )
-    arguments.add_gpu(parser, "train on it, several split the batch; needs MXNet's CUDA build")
+    parser.add_argument(
+        "--backend",
+        choices=training.BACKENDS,
+        help="cuda: the whole network on a GPU, by this package, with any build of MXNet; "
+        "emulator: the same on an emulated GPU (default: MXNet's own operators)",
+    )
+    arguments.add_gpu(
+        parser, "train on it, several split the batch; needs MXNet's CUDA build, or --backend cuda"
+    )
     parser.add_argument(
         "--output",
         metavar="DIR",
@@ -81,8 +89,10 @@ def _run(options: argparse.Namespace) -> None:
     work = settings.cache() / "training" / f"{term.name}-{recipe.model}"
     if options.restart:
         training.discard(work)
-    gpus = () if options.gpu is None else settings.devices()
-    trained = training.train(recipe, work, options.kvstore or workers.default_kvstore(), gpus)
+    gpus = () if options.gpu is None or options.backend else settings.devices()
+    settings.configure(backend=options.backend)
+    kvstore = options.kvstore or workers.default_kvstore()
+    trained = training.train(recipe, work, kvstore, gpus, options.backend)
     if trained.test_accuracy is None:
         # The first worker does the rest.
         return

@@ -1,4 +1,5 @@
-"""Training of the course's networks with MXNet's own convolution, by one process or several."""
+"""Training of the course's networks, by MXNet's own operators, or whole on a GPU by this package's;
+by one process or several."""
 
 from __future__ import annotations
 
@@ -18,10 +19,10 @@ from typing import Any
 import numpy as np
 from tqdm import tqdm
 
-from ..errors import CheckpointMismatch, InvalidSize, WorkersDiffer
+from ..errors import CheckpointMismatch, InvalidSize, NoUsableGpu, WorkersDiffer
 from ..files.cachedir import ensure_folder
 from ..files.sealed import Damage, read_sealed, write_sealed
-from ..operator import checkpoint, gpu_support
+from ..operator import checkpoint, gpu_support, networks
 from ..operator.graphs.graph_json import OP_TYPE
 from ..operator.loading import load_mxnet
 from . import course_terms, scoring
@@ -29,6 +30,8 @@ from .course_terms import BASELINE, Term
 from .dataset import fashion_data
 from .workers import Workers
 
+# Of whole networks.
+BACKENDS = ("cuda", "emulator")
 # Lower bound of probabilities, because log(0) is undefined.
 _LEAST = 1e-12
 
@@ -77,12 +80,19 @@ class Trained:
     losses: list[float]
 
 
-def train(recipe: Recipe, work: Path, kvstore: str = "local", gpus: Sequence[int] = ()) -> Trained:
+def train(
+    recipe: Recipe,
+    work: Path,
+    kvstore: str = "local",
+    gpus: Sequence[int] = (),
+    backend: str | None = None,
+) -> Trained:
     """Train a model, or resume an interrupted run of the same recipe.
 
     `kvstore` is one of `workers.KVSTORES`: with `dist_*` the processes of a job train one model,
     data-parallel. A process trains on the CPU, or splits its part of the batch over the GPUs with
-    these numbers. The process of rank 0 writes the state to `work` after each epoch, as a whole
+    these numbers; or this package's parts train it by a `backend`, which the settings must name,
+    too. The process of rank 0 writes the state to `work` after each epoch, as a whole
     file, and all resume from it; if it is damaged, they resume from the epoch before and say so on
     stderr, as progress is. The state holds the optimizer's moments, except with `dist_async`:
     servers hold them then, and a resumed run starts them at zero.
@@ -92,7 +102,7 @@ def train(recipe: Recipe, work: Path, kvstore: str = "local", gpus: Sequence[int
     equally, `WorkersDiffer`, the errors of `Workers` and `fashion_data.load`, and `NoUsableGpu`.
     """
     with Workers(kvstore) as workers:
-        return _train(recipe, work, workers, _contexts(gpus))
+        return _train(recipe, work, workers, _contexts(gpus), backend is not None)
 
 
 def _contexts(gpus: Sequence[int]) -> list[Any]:
@@ -102,15 +112,24 @@ def _contexts(gpus: Sequence[int]) -> list[Any]:
     return contexts or [mx.cpu()]
 
 
-def _train(recipe: Recipe, work: Path, workers: Workers, contexts: list[Any]) -> Trained:
+def _train(
+    recipe: Recipe, work: Path, workers: Workers, contexts: list[Any], in_parts: bool
+) -> Trained:
     term = course_terms.find_term(recipe.term)
+    network = course_terms.network(term)
+    if in_parts:
+        reason = networks.why_no_gpu()
+        if reason is not None:
+            raise NoUsableGpu(f"the network cannot train on a GPU: {reason}")
+        network = network.optimize_for("ece408")
     if workers.local_batch(recipe.batch_size) < len(contexts):
         raise InvalidSize(
             f"a batch of {recipe.batch_size} images is too small for {workers.size} workers with "
             f"{len(contexts)} GPUs each; give a larger --batch-size"
         )
     images, labels = fashion_data.load("train", term.image_size)
-    module, done = _resume(recipe, term, work, len(images) // recipe.batch_size, workers, contexts)
+    steps = len(images) // recipe.batch_size
+    module, done = _resume(recipe, term, network, work, steps, workers, contexts)
     losses: list[float] = []
     for epoch in range(done, recipe.epochs):
         losses += _run_epoch(module, recipe, epoch, images, labels, workers)
@@ -156,13 +175,19 @@ def export(recipe: Recipe, trained: Trained, folder: Path) -> list[Path]:
 
 
 def _resume(
-    recipe: Recipe, term: Term, work: Path, steps: int, workers: Workers, contexts: list[Any]
+    recipe: Recipe,
+    term: Term,
+    network: Any,
+    work: Path,
+    steps: int,
+    workers: Workers,
+    contexts: list[Any],
 ) -> tuple[Any, int]:
     """Return a module ready for training, and the number of completed epochs."""
     mx = load_mxnet()
     state = _common_state(recipe, term, work, workers)
     size, local = term.image_size, workers.local_batch(recipe.batch_size)
-    module = mx.mod.Module(course_terms.network(term), context=contexts)
+    module = mx.mod.Module(network, context=contexts)
     module.bind([("data", (local, 1, size, size))], [("softmax_label", (local,))])
     module.init_params(arg_params=state.params(), aux_params={})
     # Asynchronous servers count the updates of all workers.

@@ -9,10 +9,12 @@ import little_training
 import numpy as np
 import pytest
 
+from ece408_op import settings
 from ece408_op.course import course_terms, training
 from ece408_op.course.dataset import fashion_data
-from ece408_op.errors import CacheUntrusted, CheckpointMismatch
+from ece408_op.errors import CacheUntrusted, CheckpointMismatch, NoUsableGpu
 from ece408_op.files.sealed import write_sealed
+from ece408_op.network.gpu_training import GpuTrainingProgram
 
 RECIPE = training.Recipe("2019sp", epochs=2, batch_size=50)
 
@@ -135,3 +137,19 @@ def test_what_is_exported_is_what_the_milestones_load(mx, tmp_path):
             np.testing.assert_array_equal(loaded.arg_params[name].asnumpy(), array.asnumpy())
     operators = [node["op"] for node in json.loads(written[1].read_text())["nodes"]]
     assert operators.count("Custom") == 2
+
+
+def test_a_gpu_trains_the_same_model(mx, tmp_path, emulated, noted):
+    """In parts of this package."""
+    recipe = training.Recipe("2019sp", epochs=1, batch_size=10, steps=3)
+    expected = training.train(recipe, tmp_path / "cpu")
+    passes = noted(GpuTrainingProgram, "backward")
+    with settings.override(backend="emulator"):
+        found = training.train(recipe, tmp_path / "gpu", "local", (), "emulator")
+    np.testing.assert_allclose(found.losses, expected.losses, rtol=1e-4)
+    assert len(passes) == len(expected.losses) == 3
+
+
+def test_without_a_gpu_no_model_is_trained_on_one(mx, tmp_path):
+    with settings.override(backend="cpu"), pytest.raises(NoUsableGpu, match="cannot train on a"):
+        training.train(training.Recipe("2019sp"), tmp_path, "local", (), "cuda")

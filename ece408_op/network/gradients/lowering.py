@@ -98,7 +98,7 @@ def _accumulated(
     lowering = builder.lowering
     of_data = direction == "backward_data"
     plan = lowering.data_gradient if of_data else lowering.weight_gradient
-    logged = problem if attributes.text("of", "") == "ece408_conv" else None
+    logged = problem if attributes.text("of", "") in ("ece408_conv", "Convolution") else None
     emit = partial(builder.emit, problem=logged, direction=direction)
     total = [builder.value(each) for each in onto]
     if total and lowering.accumulates and builder.is_free(total[0]):
