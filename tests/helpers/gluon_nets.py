@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 
 import numpy as np
@@ -56,6 +57,52 @@ def operators(symbol):
 
 def expect(found, expected):
     np.testing.assert_allclose(found.asnumpy(), expected.asnumpy(), rtol=2e-5, atol=2e-6)
+
+
+def with_parameters_of(net, plain):
+    """Give `plain`, a net of the same layers, copies of a net's parameters; return it."""
+    for its, ours in zip(plain.collect_params().values(), net.collect_params().values()):
+        its.set_data(ours.data().asnumpy())
+    return plain
+
+
+def changes(mx, net, make, shape, path):
+    """Return ways of changing a net's parameters; `make(mx, seed=9)` makes one like it."""
+    weight, seeds = net[0].weight, itertools.count(10)
+
+    def set_data():
+        weight.set_data(weight.data() * 0.5)
+
+    def in_place():
+        weight.data()[:] *= 1.5
+
+    def one_value():
+        weight.data()[1, 1, 0, 0] = 3
+
+    def from_numpy():
+        net[3].weight.data()[:] = np.ones(net[3].weight.shape, np.float32)
+
+    def load():
+        make(mx, seed=9).save_parameters(str(path))
+        net.load_parameters(str(path))
+
+    def train():
+        trainer = mx.gluon.Trainer(net.collect_params(), "sgd", {"learning_rate": 0.01})
+        with mx.autograd.record():
+            loss = net(mx.nd.ones(shape)).sum()
+        loss.backward()
+        trainer.step(1)
+
+    def again():
+        mx.random.seed(next(seeds))
+        net.initialize(mx.init.Xavier(magnitude=3), force_reinit=True)
+
+    def twice():
+        # New arrays may reuse the addresses of the first ones.
+        again()
+        again()
+
+    return [set_data, in_place, one_value, from_numpy, load, train, again, again, twice, twice]
 
 
 def raising(error):

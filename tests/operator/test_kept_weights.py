@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import ctypes
-import itertools
 
 import numpy as np
 import pytest
+from gluon_nets import changes, with_parameters_of
 
 import ece408_op
 from ece408_op.backends.cpu import native
@@ -41,10 +41,7 @@ def make_net(mx, seed=1):
 
 def of_mxnet(mx, net, x):
     """Return the result of MXNet's own convolutions on x with the net's parameters."""
-    plain = make_net(mx)
-    for its, ours in zip(plain.collect_params().values(), net.collect_params().values()):
-        its.set_data(ours.data())
-    return plain(x).asnumpy()
+    return with_parameters_of(net, make_net(mx))(x).asnumpy()
 
 
 def expect(found, expected):
@@ -58,46 +55,6 @@ def x(mx, rng):
     return mx.nd.array(rng.uniform(-1, 1, SHAPE))
 
 
-def changes(mx, net, tmp_path):
-    weight, bias = net[0].weight, net[1].bias
-    seeds = itertools.count(10)
-
-    def set_data():
-        weight.set_data(weight.data() * 0.5)
-
-    def in_place():
-        weight.data()[:] *= 1.5
-
-    def one_value():
-        weight.data()[1, 1, 0, 0] = 3
-
-    def of_bias():
-        bias.data()[:] += 1
-
-    def from_numpy():
-        net[3].weight.data()[:] = np.ones(net[3].weight.shape, np.float32)
-
-    def load():
-        other = make_net(mx, seed=9)
-        other.save_parameters(str(tmp_path / "other.params"))
-        net.load_parameters(str(tmp_path / "other.params"))
-
-    def train():
-        trainer = mx.gluon.Trainer(net.collect_params(), "sgd", {"learning_rate": 0.01})
-        with mx.autograd.record():
-            loss = net(mx.nd.ones(SHAPE)).sum()
-        loss.backward()
-        trainer.step(1)
-
-    def again():
-        # Twice, so that new arrays may reuse the addresses of the first ones.
-        for _ in range(2):
-            mx.random.seed(next(seeds))
-            net.initialize(mx.init.Xavier(magnitude=2), force_reinit=True)
-
-    return [set_data, in_place, one_value, of_bias, from_numpy, load, train, again, again]
-
-
 @pytest.mark.parametrize("flags", FLAGS)
 def test_changes_of_a_block_are_noticed(mx, x, flags, tmp_path):
     net = make_net(mx)
@@ -105,7 +62,11 @@ def test_changes_of_a_block_are_noticed(mx, x, flags, tmp_path):
     net.hybridize(**flags)
     for _ in range(3):
         expect(net(x), of_mxnet(mx, net, x))
-    for change in changes(mx, net, tmp_path):
+
+    def of_bias():
+        net[1].bias.data()[:] += 1
+
+    for change in [of_bias, *changes(mx, net, make_net, SHAPE, tmp_path / "other.params")]:
         before = net(x).asnumpy()
         change()
         found = net(x)
@@ -147,24 +108,30 @@ def _expected(mx, x, w):
 
 
 @pytest.fixture
-def block(mx):
+def draw(mx, rng):
+    return lambda: mx.nd.array(rng.uniform(-1, 1, (16, 8, 1, 1)))
+
+
+def _block(mx, flags, of):
     """Return a hybridized block without parameters: its weights are inputs."""
 
     class Block(mx.gluon.HybridBlock):
         def hybrid_forward(self, F, x, w):
-            return _convolution(x, w)
+            return _convolution(x, of(F, w))
 
-    return Block()
+    block = Block()
+    block.hybridize(**flags)
+    return block
 
 
 @pytest.mark.parametrize("flags", FLAGS)
-def test_other_weights_in_their_place_are_noticed(mx, x, rng, block, flags):
+def test_other_weights_in_their_place_are_noticed(mx, x, draw, flags):
     """Each array is freed when the next one is made, at the same address and with as many
     writes."""
-    block.hybridize(**flags)
+    block = _block(mx, flags, lambda F, w: w)
     addresses, again = set(), 0
     for _ in range(500):
-        w = mx.nd.array(rng.uniform(-1, 1, (16, 8, 1, 1)))
+        w = draw()
         again += array_memory.pointer(w) in addresses
         addresses.add(array_memory.pointer(w))
         expect(block(x, w), _expected(mx, x, w))
@@ -176,15 +143,10 @@ def test_other_weights_in_their_place_are_noticed(mx, x, rng, block, flags):
 
 
 @pytest.mark.parametrize("flags", FLAGS)
-def test_weights_that_are_computed_are_noticed(mx, x, rng, flags):
-    class Block(mx.gluon.HybridBlock):
-        def hybrid_forward(self, F, x, w):
-            return _convolution(x, F.sin(w))
-
-    block = Block()
-    block.hybridize(**flags)
+def test_weights_that_are_computed_are_noticed(mx, x, draw, flags):
+    block = _block(mx, flags, lambda F, w: F.sin(w))
     for _ in range(8):
-        w = mx.nd.array(rng.uniform(-1, 1, (16, 8, 1, 1)))
+        w = draw()
         expect(block(x, w), _expected(mx, x, mx.nd.sin(w)))
 
 
@@ -193,19 +155,19 @@ def _executor(mx, x, w):
     return symbol.bind(mx.cpu(), {"x": x, "w": w}, grad_req="null")
 
 
-def test_changes_in_executors_are_noticed(mx, x, rng):
-    w = mx.nd.array(rng.uniform(-1, 1, (16, 8, 1, 1)))
+def test_changes_in_executors_are_noticed(mx, x, draw):
+    w = draw()
     executor = _executor(mx, x, w)
     for _ in range(3):
         expect(executor.forward()[0], _expected(mx, x, w))
-        w[:] = mx.nd.array(rng.uniform(-1, 1, w.shape))
+        w[:] = draw()
         expect(executor.forward()[0], _expected(mx, x, w))
-        executor.copy_params_from({"w": mx.nd.array(rng.uniform(-1, 1, w.shape))})
+        executor.copy_params_from({"w": draw()})
         expect(executor.forward()[0], _expected(mx, x, w))
 
 
-def test_executors_of_one_graph_have_weights_of_their_own(mx, x, rng):
-    w = mx.nd.array(rng.uniform(-1, 1, (16, 8, 1, 1)))
+def test_executors_of_one_graph_have_weights_of_their_own(mx, x, draw):
+    w = draw()
     executor = _executor(mx, x, w)
     expected = _expected(mx, x, w)
     expect(executor.forward()[0], expected)
@@ -215,7 +177,7 @@ def test_executors_of_one_graph_have_weights_of_their_own(mx, x, rng):
         expect(reshaped.forward(x=second)[0], _expected(mx, second, w))
         expect(executor.forward(x=first)[0], expected)
     for _ in range(8):
-        w = mx.nd.array(rng.uniform(-1, 1, w.shape))
+        w = draw()
         executor = _executor(mx, x, w)
         expect(executor.forward()[0], _expected(mx, x, w))
 

@@ -10,7 +10,18 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 from cases import first
-from gluon_nets import SHAPE, expect, make_net, make_symbol, operators, parameters_of, raising, sort
+from gluon_nets import (
+    SHAPE,
+    changes,
+    expect,
+    make_net,
+    make_symbol,
+    operators,
+    parameters_of,
+    raising,
+    sort,
+    with_parameters_of,
+)
 
 import ece408_op
 from ece408_op import errors, settings
@@ -177,66 +188,21 @@ def test_other_models_are_refused(mx, frozen):
 # --- parameters that change
 
 
-def _changes(mx, net, tmp_path):
-    """Yield ways of changing a net's parameters: each changes the weight of its first layer."""
-    weight = net[0].weight
-
-    def train():
-        data = mx.nd.ones(SHAPE)
-        trainer = mx.gluon.Trainer(net.collect_params(), "sgd", {"learning_rate": 0.5})
-        with mx.autograd.record():
-            loss = net(data).sum()
-        loss.backward()
-        trainer.step(1)
-
-    def load():
-        other = make_net(mx, seed=9)
-        other(mx.nd.zeros(SHAPE))
-        other.save_parameters(str(tmp_path / "other.params"))
-        net.load_parameters(str(tmp_path / "other.params"))
-
-    def in_place():
-        weight.data()[:] *= 1.5
-
-    def one_value():
-        weight.data()[1, 1, 1, 1] = 3
-
-    def from_numpy():
-        weight.data()[:] = np.ones(weight.shape, np.float32)
+@pytest.mark.parametrize("way", ["hybridize", "to_gpu"])
+def test_changed_parameters_are_noticed(mx, x, tmp_path, way, frozen):
+    net = make_net(mx)
+    network = _hybridized(net) if way == "hybridize" else frozen(net)
+    network(x).wait_to_read()
 
     def average():
         net[1].running_mean.data()[:] = 0.25
 
-    def again():
-        mx.random.seed(int(net[0].weight.data().sum().asscalar() * 1000) % 1000)
-        net.initialize(mx.init.Xavier(magnitude=3), force_reinit=True)
-
-    def set_data():
-        weight.set_data(weight.data() * 0.5)
-
-    return [set_data, load, train, in_place, one_value, from_numpy, average, again, again]
-
-
-@pytest.mark.parametrize("way", ["hybridize", "to_gpu"])
-def test_changed_parameters_are_noticed(mx, x, tmp_path, way, frozen):
-    net = make_net(mx)
-    net(x)
-    network = net
-    if way == "to_gpu":
-        network = frozen(net)
-    else:
-        net.hybridize(backend="ece408")
-    network(x).wait_to_read()
-    for change in _changes(mx, net, tmp_path):
+    for change in [*changes(mx, net, make_net, SHAPE, tmp_path / "other.params"), average]:
         before = network(x).asnumpy()
         change()
         found = network(x)
         assert not np.allclose(found.asnumpy(), before, rtol=1e-4), change.__name__
-        plain = make_net(mx)
-        plain(x)
-        for its, ours in zip(plain.collect_params().values(), net.collect_params().values()):
-            its.set_data(ours.data())
-        expect(found, plain(x))
+        expect(found, with_parameters_of(net, make_net(mx))(x))
 
 
 def test_arrays_put_in_place_of_others_are_noticed(mx, x, frozen):
