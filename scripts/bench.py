@@ -120,8 +120,6 @@ def parse():
     options.add_output(parser)
     # Positional arguments may follow options.
     found = parser.parse_intermixed_args()
-    if (found.what, found.on) not in KINDS:
-        parser.error(f"{found.what} is not measured on the {found.on}")
     if found.repeat is not None and found.repeat < 1:
         parser.error(f"--repeat {found.repeat}: give 1 or more")
     if found.resume and (found.output is None or (found.what, found.on) != ("ladder", "gpu")):

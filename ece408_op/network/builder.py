@@ -112,11 +112,9 @@ class Lowering(ABC):
     """The steps of one machine at one precision. Arrays of a plan are named "y", "x" and "w".
 
     `adds_in_place`: a convolution adds its sums to an array that nobody else reads, not to any.
-    `accumulates`: gradients of convolutions can be added to arrays.
     """
 
     adds_in_place: bool
-    accumulates = False
 
     @abstractmethod
     def pointwise(self, term: Term, y: Value) -> tuple[Plan, dict[str, Value]] | None:
@@ -182,29 +180,29 @@ class Lowering(ABC):
         """Return the gradient for x of a convolution, from "w" and, as "x", the gradient for y. If
         it `adds`, to an array that it accumulates in, that is also the input "onto"."""
 
+    @abstractmethod
     def weight_gradient(self, problem: ConvProblem, adds: bool = False) -> Plan:
         """Return the gradient for w, from "x" and "dy"; `adds` as for `data_gradient`."""
-        raise UnsupportedProblem("gradients for weights are computed on the CPU only")
 
+    @abstractmethod
     def pool_gradient(self, x: Value, dy: Value, windows: Windows) -> Plan:
         """Return the gradient of `pool`, from "dy" and, for a maximum, "x" and its
         result "pooled"."""
-        raise UnsupportedProblem("gradients of pooling are computed on the CPU only")
 
+    @abstractmethod
     def norm(self, batch: Batch, scaled: bool, adds: bool) -> Plan:
         """Return the normalisation of "x" with "beta", with "gamma" if `scaled`, and the sum with
         "added" if it `adds`; its further results are "mean" and the "inverse" of the deviation."""
-        raise UnsupportedProblem("normalisation in training is computed on the CPU only")
 
+    @abstractmethod
     def norm_gradient(self, batch: Batch, scaled: bool, adds: bool) -> Plan:
         """Return the gradient of `norm` for x, from "x", "dy", "mean", "inverse", "gamma" and, for
         relu, its result "positive"; its further results are "dgamma", "dbeta" and "dadded"."""
-        raise UnsupportedProblem("gradients of normalisation are computed on the CPU only")
 
+    @abstractmethod
     def one_hot(self, rows: int, length: int, inner: int) -> Plan:
         """Return y of shape (rows, length, inner), 1 where the index of the second axis equals the
         label x of shape (rows, inner), else 0."""
-        raise UnsupportedProblem("gradients for labels are computed on the CPU only")
 
     def dropout(self, elements: int, kept: float, layer: int) -> Plan:
         """Return the plan that multiplies each element of "x" by 1 / `kept` with that probability,

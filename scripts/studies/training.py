@@ -14,8 +14,9 @@ import ece408_op
 from ece408_op.bench import cpu_timer
 from ece408_op.bench.peers import process
 from ece408_op.bench.results import OURS, Row, summary
-from ece408_op.errors import Ece408Error
+from ece408_op.errors import Ece408Error, NoUsableGpu
 from ece408_op.op_log import op_times
+from ece408_op.operator import networks
 from ece408_op.operator.loading import load_mxnet
 from ece408_op.operator.swapping import swap
 
@@ -133,7 +134,10 @@ def measure(name: str, shape: tuple[int, ...], peer: Torch | None, request: Requ
 
 
 def rows_on_gpu(request: Request) -> Iterator[Row]:
-    """Yield a row for each case, as `rows`."""
+    """Yield a row for each case, as `rows`. Raises `NoUsableGpu`."""
+    reason = networks.why_no_gpu()
+    if reason is not None:
+        raise NoUsableGpu(f"no network trains on a GPU: {reason}")
     with request.peer("torch", GpuTorch) as peer:
         for case in request.cases:
             name, batch, image = case.split()

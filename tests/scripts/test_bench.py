@@ -80,7 +80,7 @@ def test_it_writes_what_it_prints_and_how_it_was_made(tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "code", "said"),
     [
-        (("training", "--on", "gpu"), 2, "training is not measured on the gpu"),
+        (("training", "--on", "gpu", "--against", "none"), 18, "no network trains on a GPU: "),
         (("layers", "--against", "openvino"), 2, "--against openvino: give some of"),
         (("layers", "--repeat", "0"), 2, "--repeat 0: give 1 or more"),
         (("operator", "fa20_3", "--against", "none"), 14, "is neither a shape's name"),

@@ -101,7 +101,7 @@ def _accumulated(
     logged = problem if attributes.text("of", "") in ("ece408_conv", "Convolution") else None
     emit = partial(builder.emit, problem=logged, direction=direction)
     total = [builder.value(each) for each in onto]
-    if total and lowering.accumulates and builder.is_free(total[0]):
+    if total and builder.is_free(total[0]):
         return emit(plan(problem, True), total[0], {**arrays, "onto": total[0]})
     made = emit(plan(problem, False), builder.empty(shape, False), arrays)
     return combined(builder, "add", [total[0], made]) if total else made

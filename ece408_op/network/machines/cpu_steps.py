@@ -58,7 +58,6 @@ class CpuSteps(Lowering):
     isa: str
     strict: bool
     adds_in_place = False
-    accumulates = True
 
     def pointwise(self, term: Term, y: Value) -> tuple[CpuPlan, dict[str, Value]] | None:
         leaves = term.leaves()

@@ -46,7 +46,6 @@ class GpuSteps(Lowering):
     target: Target
     precision: str
     adds_in_place = True
-    accumulates = True
 
     def pointwise(self, term: Term, y: Value) -> tuple[Plan, dict[str, Value]] | None:
         leaves = term.leaves()

@@ -16,22 +16,9 @@ import threading
 from collections.abc import Collection, Sequence
 from typing import Any
 
-from .. import (
-    array_memory,
-    arrays_on_gpu,
-    autograd_state,
-    compiled_operator,
-    parts_at_work,
-)
+from .. import array_memory, arrays_on_gpu, autograd_state, compiled_operator, parts_at_work
 from ..parts_at_work import DirectCalls, Parts
-from . import (
-    compiled_graphs,
-    graph_inference,
-    graph_json,
-    guards,
-    partition,
-    training_parts,
-)
+from . import compiled_graphs, graph_inference, graph_json, guards, partition, training_parts
 from .graph_json import Graph
 
 Flags = Sequence[tuple[str, Any]]

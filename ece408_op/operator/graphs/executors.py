@@ -18,14 +18,7 @@ import numpy as np
 
 from .. import array_memory, compiled_operator, parts_at_work, variables
 from ..parts_at_work import Parts
-from . import (
-    compiled_graphs,
-    graph_inference,
-    graph_json,
-    guards,
-    partition,
-    training_parts,
-)
+from . import compiled_graphs, graph_inference, graph_json, guards, partition, training_parts
 from .graph_inference import Shapes
 from .graph_json import Graph
 
