@@ -206,10 +206,11 @@ class Trainer(mx.gluon.Trainer):
                 continue
             with arrays_on_gpu.in_block():
                 arrays, gradients = parameter.list_data(), parameter.list_grad()
-            if len(arrays) > 1 or not (arrays[0]._fresh_grad or ignore_stale_grad):
-                return None
-            if arrays[0]._fresh_grad:
+            is_fresh = len(arrays) == 1 and arrays[0]._fresh_grad
+            if is_fresh:
                 found.append((number, arrays[0], gradients[0]))
+            elif len(arrays) > 1 or not ignore_stale_grad:
+                return None
         return found
 
     def _held(self, machine: GpuMachine, number: int, array: Any, gradient: Any) -> _OnGpu | None:
