@@ -22,6 +22,8 @@ from .values import ARENA, SAVED, Step, Steps, Value
 
 # Arrays are copied to page-locked memory, and on to the GPU, in blocks of this size.
 _COPIED_BYTES = 8 << 20
+# Recordings of passes are kept for this number of places of their memory.
+_MOST_RECORDED = 16
 SEED_BYTES = 8
 _passes = itertools.count(1)
 
@@ -178,9 +180,13 @@ class GpuTrainingProgram:
         elif before is not None:
             before[0].check(array.version)
         if self._residents.get(key) != before:
-            self._memory.ended.extend(self._recorded.values())
-            self._recorded = {}
+            self._forget()
         return found
+
+    def _forget(self) -> None:
+        """Discard the recordings."""
+        self._memory.ended.extend(self._recorded.values())
+        self._recorded = {}
 
     def _send(self, lane: Any, results: Iterable[tuple[Value, Array]]) -> None:
         """Copy results to arrays; wait for all work."""
@@ -196,6 +202,8 @@ class GpuTrainingProgram:
             return self._machine.timed(lane, self._resolved(steps, lane, saved))
         key = of, lane.device, lane.host, saved.block.address
         if key not in self._recorded:
+            if len(self._recorded) >= _MOST_RECORDED:
+                self._forget()
             runs = self._resolved(steps, lane, saved)
             self._recorded[key] = self._machine.record(lane, runs)
         self._recorded[key].launch()
