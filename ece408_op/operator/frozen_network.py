@@ -80,13 +80,13 @@ def _source(
     )
 
 
-def gpu_report(symbol: Any, **shapes: tuple[int, ...]) -> GpuReport:
-    """Report which parts of a Symbol would run on a GPU and, given the shapes of its inputs, how
-    much is copied.
+def gpu_report(symbol: Any, training: bool = False, **shapes: tuple[int, ...]) -> GpuReport:
+    """Report which parts of a Symbol would run on a GPU, in inference or in `training`, and, given
+    the shapes of its inputs, how much a forward pass copies beside parameters.
 
     Needs no GPU.
     """
-    return GpuReport.of(partition.choose(symbol, shapes=shapes), shapes, {})
+    return GpuReport.of(partition.choose(symbol, shapes=shapes, trains=training), shapes, {})
 
 
 # What a report says of our parts, and of MXNet's.

@@ -179,3 +179,13 @@ def test_a_resident_parameter_is_used_in_place(small, at_once):
     resident.close()
     assert error(passes(5)[0], expected[0][0]) < BELOW
     assert sys.getrefcount(resident) < 10
+
+
+@pytest.mark.gpu
+def test_a_real_gpu_gives_mxnets_gradient(mx):
+    symbols = layers(mx.sym)
+    names = ("norms_sum_relu", "norm_last", "pool_max", "pool_avg", "dense", "convolution")
+    with settings.override(backend="cuda"):
+        for name in names:
+            case = TrainingCase(symbols[name], data=SHAPE, on="gpu")
+            compare(case.found(), case.expected())

@@ -100,6 +100,9 @@ def test_the_report(mx):
     assert report.bytes_out == SHAPE[0] * 3 * 4
     text = str(ece408_op.gpu_report(mx.sym.sort(symbol, name="odd")))
     assert text.startswith("on the GPU: 4 of 5 nodes, in parts of: 4\non the CPU: odd: ")
+    lrn = mx.sym.LRN(mx.sym.FullyConnected(mx.sym.Variable("x"), num_hidden=3), nsize=3, name="n")
+    assert not ece408_op.gpu_report(lrn).left
+    assert ece408_op.gpu_report(lrn, training=True).left == {"n": "its gradient is not computed"}
     alone = ece408_op.gpu_report(mx.sym.Activation(mx.sym.Variable("data"), act_type="relu"))
     assert alone.parts == []
 
