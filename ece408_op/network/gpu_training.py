@@ -40,8 +40,8 @@ class Saved:
 class GpuTrainingProgram:
     """Both passes for inputs of some shapes. `variables` are the network's inputs, and `inputs`
     also has the gradients for its `outputs`. All of them have one block of memory on the GPU, where
-    a backward pass still finds what its forward pass read, unless another one came between. Of
-    arrays only a resident parameter has a version that counts.
+    a backward pass still finds what its forward pass read, unless another one came between, or the
+    array has another version: MXNet, too, computes gradients from what arrays contain then.
 
     Passes raise `NotEnoughMemory`, `GpuFailed` and compiler errors, and return the seconds of each
     step if the log of op times is collecting them.
@@ -70,8 +70,8 @@ class GpuTrainingProgram:
             self._nbytes = aligned(self._nbytes + value.buffer.nbytes)
         # What is in the place of arrays, and its address.
         self._residents: dict[int, tuple[Resident, int]] = {}
-        # By input: the number of the pass whose values its copy has.
-        self._passes_of: dict[int, int] = {}
+        # By input: the number of the pass whose values its copy has, and the array's version.
+        self._passes_of: dict[int, tuple[int, int]] = {}
         self._recorded: dict[tuple[int, ...], Recorded] = {}
         with self._machine.lock, self._machine.active():
             loaded = self._machine.load([step.plan for step in steps.for_images])
@@ -155,10 +155,10 @@ class GpuTrainingProgram:
         for number in numbers:
             array = arrays[number]
             resident = self._resident(self._inputs[number], array, is_gradient=False)
-            known = self._passes_of.pop(number, 0)
+            known = self._passes_of.pop(number, None)
             if resident is not None:
                 resident.bring(array.version)
-            elif known != of_pass:
+            elif known != (of_pass, array.version):
                 stale.append((number, array))
         places = [self._offsets[id(self._inputs[number].buffer)] for number, _ in stale]
         for part in _parts([(place, array) for place, (_, array) in zip(places, stale)]):
@@ -168,7 +168,7 @@ class GpuTrainingProgram:
                 lane.bring(address - lane.device, nbytes, lane.host + first)
         lane.brought()
         own = [n for n in numbers if id(self._inputs[n].buffer) not in self._residents]
-        self._passes_of.update(dict.fromkeys(own, of_pass))
+        self._passes_of.update((n, (of_pass, arrays[n].version)) for n in own)
 
     def _resident(self, value: Value, array: Array, is_gradient: bool) -> Resident | None:
         """Return the resident parameter in the place of an array, if any, and remember where it or
@@ -177,8 +177,8 @@ class GpuTrainingProgram:
         before = self._residents.pop(key, None)
         if found is not None:
             self._residents[key] = found, (found.gradient if is_gradient else found.weight).address
-        elif before is not None:
-            before[0].check(array.version)
+        elif before is not None and not is_gradient:
+            before[0].check(None)
         if self._residents.get(key) != before:
             self._forget()
         return found
