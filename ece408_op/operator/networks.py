@@ -150,16 +150,28 @@ def why_no_gpu() -> str | None:
     """Return in one line why no network can run on a GPU here, or `None` if one can."""
     if compiled_operator.missing() is not None:
         return compiled_operator.missing()
-    backend = settings.backend()
-    if backend == "emulator":
-        return None
-    if backend not in (None, "cuda"):
-        return f"backend {backend} is requested (ECE408_BACKEND)"
+    reason = _why_other_backend()
+    if reason is not None or settings.backend() == "emulator":
+        return reason
     try:
         gpu.require_our_kernels(settings.devices())
     except NoUsableGpu as error:
         return str(error)
     return None
+
+
+def _why_other_backend() -> str | None:
+    backend = settings.backend()
+    is_gpu = backend in (None, "cuda", "emulator")
+    return None if is_gpu else f"backend {backend} is requested (ECE408_BACKEND)"
+
+
+def may_use_gpu() -> bool:
+    """Return whether the backend that the settings name is a GPU's; if not, say so."""
+    reason = _why_other_backend()
+    if reason is not None:
+        say_why_no_gpu(reason)
+    return reason is None
 
 
 _last_said = ""

@@ -16,6 +16,7 @@ import threading
 from collections.abc import Collection, Sequence
 from typing import Any
 
+from ... import settings
 from .. import array_memory, arrays_on_gpu, autograd_state, compiled_operator, parts_at_work
 from ..parts_at_work import DirectCalls, Parts
 from . import compiled_graphs, graph_inference, graph_json, guards, partition, training_parts
@@ -91,7 +92,7 @@ class DualCachedOp:
         self._adds = autograd_state.may_add()
         self._states = [n for n, name in enumerate(self._names) if name in states]
         # By (on a GPU, for training, how parts run, sizes); `None` if compilation failed.
-        self._compiled: dict[tuple[bool, bool, str, Sizes], CompiledOp | None] = {}
+        self._compiled: dict[tuple[bool, bool, Any, Sizes], CompiledOp | None] = {}
         self._by_cuts: dict[Any, CompiledOp | None] = {}
         self._last: CompiledOp | None = None
         self._hook: tuple[Any, bool] = (None, False)
@@ -173,7 +174,8 @@ class DualCachedOp:
                 self._compiled = {key: op for key, op in self._compiled.items() if not key[1]}
         cuts = self._is_marked and not (trains or on_gpu)
         sizes = self._sizes(arrays, self._is_open or cuts)
-        key = on_gpu, trains, "" if on_gpu else parts_at_work.mode(), sizes
+        how = ("",) if on_gpu else (parts_at_work.mode(), settings.backend())
+        key = on_gpu, trains, how, sizes
         known = self._compiled
         if key not in known:
             if len(known) >= _MOST_FORMS:

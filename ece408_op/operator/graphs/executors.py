@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from ... import settings
 from .. import array_memory, compiled_operator, parts_at_work, variables
 from ..parts_at_work import Parts
 from . import compiled_graphs, graph_inference, graph_json, guards, partition, training_parts
@@ -96,7 +97,7 @@ class _Ours:
         self.states: list[Any] = list(executor.aux_arrays)
         self.modes = modes
         # By (for training, how parts run); and the parts, which use these arrays.
-        self._made: dict[tuple[bool, str], Any] = {}
+        self._made: dict[Any, Any] = {}
         self._parts: list[Parts] = []
         # The substitute that ran last (`None`: the executor itself), and whether that was for
         # training.
@@ -114,7 +115,7 @@ class _Ours:
         """Return the substitute of `executor`, or `None`."""
         if executor._monitor_callback is not None or is_train not in self.modes:
             return None
-        key = is_train, parts_at_work.mode()
+        key = is_train, parts_at_work.mode(), settings.backend()
         if key not in self._made:
             found = None
             with compiled_graphs.ONE_AT_A_TIME, contextlib.suppress(*compiled_graphs.failures()):

@@ -136,7 +136,7 @@ def for_inference(
     """Choose the parts of `symbol` for inference on these arrays by name: those on the GPU, if its
     graph has marks, else convolutions of this package and what belongs to them. `data` are the
     names of the inputs that are no parameters, if known."""
-    if graph_json.is_marked(graph):
+    if graph_json.is_marked(graph) and networks.may_use_gpu():
         choice = choose_for(symbol, arrays, data)
         if choice.groups:
             return choice

@@ -20,7 +20,7 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from ...errors import Ece408Error
-from .. import compiled_operator, parts_at_work
+from .. import compiled_operator, networks, parts_at_work
 from ..parts_at_work import Parts
 from . import compiled_graphs, graph_json, groups, partition, parts
 from .graph_json import Entry, Graph, Node
@@ -47,7 +47,7 @@ def compiled(
     added. Only for training, with the batch's averages.
     """
     opened = None
-    if graph_json.is_marked(graph):
+    if graph_json.is_marked(graph) and networks.may_use_gpu():
         choice = partition.choose_for(symbol, arrays, data, on="gpu", trains=True)
         cut, opened = _cut(choice, wanted)
         graph = cut if opened.numbers else graph
