@@ -3,6 +3,8 @@ read: whoever lets others read them calls `fetch` first."""
 
 from __future__ import annotations
 
+from weakref import WeakValueDictionary
+
 import numpy as np
 
 from ..errors import InvalidSetting
@@ -11,8 +13,8 @@ from .host_arrays import Array
 from .machines.machine import GpuMachine
 
 # By the addresses of the host's parameter and of its gradient.
-_parameters: dict[int, Resident] = {}
-_gradients: dict[int, Resident] = {}
+_parameters: WeakValueDictionary[int, Resident] = WeakValueDictionary()
+_gradients: WeakValueDictionary[int, Resident] = WeakValueDictionary()
 
 
 def find(array: Array, machine: GpuMachine, is_gradient: bool) -> Resident | None:
@@ -57,9 +59,9 @@ class Resident:
             self.machine.upload(self.weight.address, self.host.address, self.host.nbytes)
             self.version, self.is_ahead = version, False
 
-    def check(self, version: int) -> None:
+    def check(self, version: int | None) -> None:
         """Raise `InvalidSetting` if the GPU has newer values than the host, which has changed, too:
-        its array has this version."""
+        its array has this version, or is another one (`None`)."""
         if self.is_ahead and version != self.version:
             raise InvalidSetting(
                 f"parameter {self._name} was used through an array that was read before its "
@@ -91,8 +93,7 @@ class Resident:
         self.gradient_version = -1
 
     def close(self) -> None:
-        """Let the host's arrays be used as others are: what the GPU has newer is lost."""
-        self.is_ahead = False
+        """Let the host's arrays be used as others are."""
         for known, array in ((_parameters, self.host), (_gradients, self.host_gradient)):
             if known.get(array.address) is self:
                 del known[array.address]

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
+import weakref
 from collections.abc import Iterable, Iterator
 from typing import Any, Protocol
 
@@ -20,7 +21,7 @@ class OnGpu(Protocol):
 
 
 # By handles of the arrays.
-held: dict[int, OnGpu] = {}
+held: weakref.WeakValueDictionary[int, OnGpu] = weakref.WeakValueDictionary()
 
 
 def show(arrays: Iterable[Any]) -> None:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping, Sequence
+import weakref
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import mxnet as mx
@@ -97,11 +98,42 @@ class _OnGpu:
         self.resident.bring_gradient(_writes_to(self.gradient))
 
     def close(self) -> None:
-        """Let MXNet's arrays be used as others are, up to date."""
+        """Let MXNet's arrays be used as others are, up to date. The states stay."""
         self.show()
         self.show_gradient()
         self.resident.close()
         arrays_on_gpu.held.pop(self.array.handle.value, None)
+
+    def __del__(self) -> None:
+        if "resident" in vars(self):
+            self.resident.close()
+
+
+# The parameters on a GPU, each of which belongs to the trainer that updated it last.
+_on_gpu: weakref.WeakKeyDictionary[Any, _OnGpu] = weakref.WeakKeyDictionary()
+
+
+def _before_access(parameter: Any, arrays: Any) -> None:
+    """Prepare a parameter's arrays, or those of its gradient, for whoever takes them."""
+    held = _on_gpu.get(parameter)
+    if held is None:
+        return
+    if not held.is_of(*(each and each[0] for each in (parameter._data, parameter._grad))):
+        # Another request for gradients, or another initialization.
+        _leave(parameter)
+    elif arrays_on_gpu.is_in_block():
+        return
+    elif arrays is parameter._grad:
+        held.show_gradient()
+    else:
+        held.show()
+
+
+def _leave(parameter: Any) -> None:
+    """Let a parameter's arrays be used as others are, up to date."""
+    held = _on_gpu.pop(parameter, None)
+    if held is not None:
+        held.close()
 
 
 def _writes_to(array: Any) -> int:
@@ -126,51 +158,29 @@ class Trainer(mx.gluon.Trainer):
         self, params: Any, optimizer: Any, optimizer_params: Mapping[str, Any] | None = None
     ) -> None:
         super().__init__(params, optimizer, optimizer_params, kvstore=None)
-        _let_blocks_read_parameters()
+        _watch_parameters()
+        # By number: the parameters whose states are on the GPU.
         self._on_gpu: dict[int, _OnGpu] = {}
         self._updates: Updates | None = None
-        # States that were loaded and are not yet on the GPU, by the parameter's number.
-        self._loaded: dict[int, Any] = {}
-        for number, parameter in enumerate(self._params):
-            _watch(self, number, parameter)
 
     def save_states(self, fname: str) -> None:
         """Write the optimizer's states to a file, as `gluon.Trainer` does."""
-        for number, held in self._on_gpu.items():
-            self._updaters[0].states[number] = self._fetched_states(held, number)
-            self._updaters[0].states_synced[number] = True
+        self._fetch_states(self._on_gpu)
         super().save_states(fname)
 
     def load_states(self, fname: str) -> None:
         """Read the optimizer's states from a file of `save_states`, also of `gluon.Trainer`."""
         super().load_states(fname)
         for number in list(self._on_gpu):
-            self._drop(number)
-        self._loaded, self._updates = dict(self._updaters[0].states), None
-
-    def before_access(self, number: int, arrays: Any) -> None:
-        """Prepare a parameter's arrays, or those of its gradient, for whoever takes them."""
-        held = self._on_gpu.get(number)
-        if held is None:
-            return
-        parameter = self._params[number]
-        if not held.is_of(*(each and each[0] for each in (parameter._data, parameter._grad))):
-            # Another request for gradients, or another initialization.
-            self._drop(number)
-        elif arrays_on_gpu.is_in_block():
-            return
-        elif arrays is parameter._grad:
-            held.show_gradient()
-        else:
-            held.show()
+            _leave(self._params[number])
+        self._on_gpu, self._updates = {}, None
 
     def _update(self, ignore_stale_grad: bool = False) -> None:
         machine = self._machine()
         fresh = self._fresh(ignore_stale_grad)
         if machine is None or fresh is None:
-            for held in self._on_gpu.values():
-                held.show()
-                held.show_gradient()
+            for number in list(self._on_gpu):
+                self._drop(number)
             super()._update(ignore_stale_grad)
             return
         taken: list[tuple[int, _OnGpu]] = []
@@ -215,8 +225,13 @@ class Trainer(mx.gluon.Trainer):
 
     def _held(self, machine: GpuMachine, number: int, array: Any, gradient: Any) -> _OnGpu | None:
         """Return a parameter on the GPU, or `None` if it cannot be there."""
-        if number in self._on_gpu:
-            return self._on_gpu[number]
+        known = self._on_gpu.get(number)
+        if known is not None:
+            if _on_gpu.get(self._params[number]) is known:
+                return known
+            self._drop(number)
+        # Another trainer's values.
+        _leave(self._params[number])
         if array.context.device_type != "cpu" or array.dtype != np.float32:
             return None
         if array.stype != "default" or gradient.stype != "default" or not array.size:
@@ -225,20 +240,19 @@ class Trainer(mx.gluon.Trainer):
             *(gpu_memory.memory_of(machine), self._params[number].name, array, gradient),
             self._rule(machine).states,
         )
-        self._on_gpu[number] = made
-        if number in self._loaded:
-            states = _flat(self._loaded.pop(number))
-            with machine.lock, machine.active():
-                for block, state in zip(made.resident.states, states):
-                    state.wait_to_read()
-                    machine.upload(block.address, array_memory.pointer(state), block.nbytes)
+        states = _flat(self._updaters[0].states.get(number))
+        _wait_for(states)
+        with machine.lock, machine.active():
+            for block, state in zip(made.resident.states, states):
+                machine.upload(block.address, array_memory.pointer(state), block.nbytes)
+        self._on_gpu[number] = _on_gpu[self._params[number]] = made
         return made
 
     def _drop(self, number: int) -> None:
-        """Bring a parameter's arrays and states up to date, and use others from now on."""
-        held = self._on_gpu.pop(number)
-        self._loaded[number] = self._fetched_states(held, number)
-        held.close()
+        """Let MXNet have a parameter's states, up to date, and its arrays."""
+        self._fetch_states([number])
+        if _on_gpu.get(self._params[number]) is self._on_gpu.pop(number):
+            _leave(self._params[number])
 
     def _rule(self, machine: GpuMachine) -> Updates:
         if self._updates is None:
@@ -268,37 +282,65 @@ class Trainer(mx.gluon.Trainer):
         with machine.lock, machine.active():
             for _, held in taken:
                 held.bring()
+            # Also if the update is interrupted.
+            for _, held in taken:
+                held.resident.is_ahead = True
             sizes = table.nbytes, table.content.nbytes
             with machine.lanes(1, *sizes, machine.budget(0)) as (lane,):
                 updates.run(lane, table)
                 lane.wait()
-            for _, held in taken:
-                held.resident.is_ahead = True
 
-    def _fetched_states(self, held: _OnGpu, number: int) -> Any:
-        """Return the states of a parameter as MXNet's optimizer has them."""
-        states = self._optimizer.create_state_multi_precision(number, held.array)
-        machine = held.resident.machine
-        with machine.lock, machine.active():
-            for block, state in zip(held.resident.states, _flat(states)):
-                state.wait_to_read()
-                machine.download(array_memory.pointer(state), block.address, block.nbytes)
-        return states
+    def _fetch_states(self, numbers: Iterable[int]) -> None:
+        """Bring the states of parameters that MXNet's optimizer has up to date."""
+        updater = self._updaters[0]
+        for number in numbers:
+            held = self._on_gpu[number]
+            states = self._optimizer.create_state_multi_precision(number, held.array)
+            machine = held.resident.machine
+            _wait_for(_flat(states))
+            with machine.lock, machine.active():
+                for block, state in zip(held.resident.states, _flat(states)):
+                    machine.download(array_memory.pointer(state), block.address, block.nbytes)
+            updater.states[number], updater.states_synced[number] = states, True
+
+    def __getstate__(self) -> dict[str, Any]:
+        """For copies."""
+        self._fetch_states(self._on_gpu)
+        return {**vars(self), "_on_gpu": {}, "_updates": None}
 
 
 @functools.lru_cache(maxsize=1)
-def _let_blocks_read_parameters() -> None:
-    """Let hybridized blocks take parameters that are not up to date: `cached_ops` brings those up
-    to date that a call reads on the CPU."""
-    block = mx.gluon.HybridBlock
-    call = block._call_cached_op
+def _watch_parameters() -> None:
+    """Make parameters bring their arrays up to date before others take them. Hybridized blocks
+    take them as they are: `cached_ops` brings those up to date that a call reads on the CPU."""
+    block, parameter = mx.gluon.HybridBlock, mx.gluon.Parameter
+    call, get, cast = block._call_cached_op, parameter._check_and_get, parameter.cast
 
     @functools.wraps(call)
     def called(self: Any, *arguments: Any) -> Any:
         with arrays_on_gpu.in_block():
             return call(self, *arguments)
 
-    block._call_cached_op = called
+    @functools.wraps(get)
+    def check_and_get(self: Any, arrays: Any, context: Any) -> Any:
+        _before_access(self, arrays)
+        return get(self, arrays, context)
+
+    @functools.wraps(cast)
+    def cast_to(self: Any, dtype: Any) -> None:
+        _leave(self)
+        cast(self, dtype)
+
+    def state(self: Any) -> dict[str, Any]:
+        """For copies."""
+        held = _on_gpu.get(self)
+        if held is not None:
+            held.show()
+            held.show_gradient()
+        return vars(self)
+
+    block._call_cached_op, parameter._check_and_get = called, check_and_get
+    parameter.cast, parameter.__getstate__ = cast_to, state
 
 
 def _flat(states: Any) -> list[Any]:
@@ -308,13 +350,7 @@ def _flat(states: Any) -> list[Any]:
     return list(states) if isinstance(states, (list, tuple)) else [states]
 
 
-def _watch(trainer: Trainer, number: int, parameter: Any) -> None:
-    """Make a parameter bring its arrays up to date before it returns them."""
-    plain = type(parameter)._check_and_get
-
-    @functools.wraps(plain)
-    def check_and_get(arrays: Any, context: Any) -> Any:
-        trainer.before_access(number, arrays)
-        return plain(parameter, arrays, context)
-
-    parameter._check_and_get = check_and_get
+def _wait_for(arrays: Iterable[Any]) -> None:
+    """Wait for arrays, for which nobody who holds a machine's lock may: MXNet's threads need it."""
+    for each in arrays:
+        each.wait_to_read()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import gc
 import pickle
 
 import numpy as np
@@ -9,6 +11,8 @@ import pytest
 
 import ece408_op
 from ece408_op import errors, settings
+from ece408_op.network import gpu_memory
+from ece408_op.operator.graphs import partition
 
 _FORMS = [
     ("sgd", {"learning_rate": 0.05, "momentum": 0.9, "wd": 1e-3}),
@@ -157,6 +161,86 @@ def test_written_parameters_and_gradients_count(mx):
     _agree(ours.parameters(), right.parameters())
 
 
+def _again(made):
+    """A backward pass after weights have changed, which also moves averages again."""
+    x, labels = _data(made.mx)
+    with made.mx.autograd.record():
+        loss = made.mx.gluon.loss.SoftmaxCrossEntropyLoss()(made.net(x), labels)
+    loss.backward(retain_graph=True)
+    made.trainer.step(4)
+    loss.backward()
+    made.trainer.step(4)
+
+
+def _two_trainers(made):
+    params, first = made.net.collect_params(), made.trainer
+    for trainer in (
+        *(type(first)(params, "adam", {"learning_rate": 0.01}), first),
+        *(made.mx.gluon.Trainer(params, "sgd", {"learning_rate": 0.1}), first),
+    ):
+        made.trainer = trainer
+        made.step(2)
+
+
+def _cast(made):
+    made.net[6].weight.cast("float32")
+
+
+def _copied(made):
+    for copied in copy.deepcopy(made.net[6].weight), pickle.loads(pickle.dumps(made.net[6].bias)):
+        made.losses.append(float(copied.data().norm().asscalar()))
+
+
+def _summed(made):
+    x, labels = _data(made.mx)
+    with made.mx.autograd.record():
+        loss = made.mx.gluon.loss.SoftmaxCrossEntropyLoss()
+        loss = loss(made.net(x), labels) + loss(made.net(x * 2), labels)
+    loss.backward()
+    made.trainer.step(4)
+
+
+def _another_backend(made):
+    x, _ = _data(made.mx)
+    made.net(x).wait_to_read()
+    with settings.override(backend="cpu"):
+        made.losses.append(float(made.net(x).norm().asscalar()))
+        made.step(2)
+
+
+def _saved_and_loaded(made, file="states"):
+    made.trainer.save_states(file)
+    made.step(1)
+    made.trainer.load_states(file)
+
+
+@pytest.mark.parametrize("way", ["drop-in", "ours"])
+@pytest.mark.parametrize(
+    "use",
+    [_again, _two_trainers, _cast, _copied, _summed, _another_backend, _saved_and_loaded],
+    ids=lambda use: use.__name__[1:],
+)
+def test_other_uses_between_steps(mx, way, use, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    runs = [_Run(mx, each, _FORMS[0]).step(2) for each in (way, "mxnet")]
+    for each in runs:
+        use(each)
+        each.step(2)
+    ours, right = runs
+    np.testing.assert_allclose(ours.losses, right.losses, rtol=1e-3)
+    _agree(ours.parameters(), right.parameters())
+
+
+def test_memory_on_the_gpu_ends_with_the_net(mx):
+    def used():
+        _Run(mx, "ours", _FORMS[0]).step(2)
+        mx.nd.waitall()
+        gc.collect()
+        return sum(memory._nbytes for memory in gpu_memory._memories.values())
+
+    assert used() == used()
+
+
 def test_an_array_from_before_a_step_is_refused(mx):
     made = _Run(mx, "ours", _FORMS[0]).step(2)
     kept = made.net[6].weight.data()
@@ -178,7 +262,8 @@ def test_other_optimizers_are_mxnets(mx):
     np.testing.assert_allclose(ours.losses, right.losses, rtol=1e-4)
 
 
-def test_without_a_gpu_it_is_mxnets_trainer(mx, capfd):
+def test_without_a_gpu_it_is_mxnets_trainer(mx, capfd, monkeypatch):
+    monkeypatch.setattr(partition, "_last_said", "")
     with settings.override(backend="cpu"):
         ours, right = (_Run(mx, way, _FORMS[0]).step(3) for way in ("ours", "mxnet"))
     np.testing.assert_allclose(ours.losses, right.losses, rtol=1e-5)
