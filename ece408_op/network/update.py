@@ -87,13 +87,14 @@ class Updates:
 
     def __init__(self, machine: GpuMachine, rule: str, constants: Constants) -> None:
         self._machine, self._rule = machine, rule
-        self._constants = {name: constants[name] or 0 for name in _RULES[rule]}
+        self._constants = _known(rule, constants)
         self.states = _states(rule, self._constants)
-        for name, off in _BOUNDS.items():
-            bound = constants.get(name)
-            self._constants[name] = bound if bound and bound > 0 else off
         self._grids = 1, 1
         self._loaded = self._load(*self._grids)
+
+    def have(self, constants: Constants) -> bool:
+        """Return whether the constants, which users may change, are still these."""
+        return self._constants == _known(self._rule, constants)
 
     def table(self, items: Sequence[Item], rescale_grad: float = 1) -> Table:
         """Return these updates as a table, of gradients times `rescale_grad`."""
@@ -163,6 +164,14 @@ def _corrections(beta1: float, beta2: float, t: int) -> tuple[float, float]:
     kept = np.array([beta1, beta2], np.float32) ** np.float32(t)
     mean, variance = (np.float32(1) - kept).tolist()
     return mean, variance
+
+
+def _known(rule: str, constants: Constants) -> dict[str, float]:
+    found = {name: constants[name] or 0 for name in _RULES[rule]}
+    for name, off in _BOUNDS.items():
+        bound = constants.get(name)
+        found[name] = bound if bound and bound > 0 else off
+    return found
 
 
 def _states(rule: str, constants: Constants) -> int:

@@ -183,6 +183,7 @@ class Trainer(mx.gluon.Trainer):
                 self._drop(number)
             super()._update(ignore_stale_grad)
             return
+        self._rule(machine)
         taken: list[tuple[int, _OnGpu]] = []
         for number, array, gradient in fresh:
             found = self._held(machine, number, array, gradient)
@@ -255,10 +256,14 @@ class Trainer(mx.gluon.Trainer):
             _leave(self._params[number])
 
     def _rule(self, machine: GpuMachine) -> Updates:
-        if self._updates is None:
-            optimizer = self._optimizer
+        optimizer, before = self._optimizer, self._updates
+        if before is None or not before.have(vars(optimizer)):
             with machine.lock, machine.active():
                 self._updates = Updates(machine, _RULES[type(optimizer)], vars(optimizer))
+            if before is not None and before.states != self._updates.states:
+                for number in list(self._on_gpu):
+                    self._drop(number)
+        assert self._updates is not None
         return self._updates
 
     def _update_on(self, machine: GpuMachine, taken: Sequence[tuple[int, _OnGpu]]) -> None:

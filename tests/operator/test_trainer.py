@@ -208,6 +208,12 @@ def _another_backend(made):
         made.step(2)
 
 
+def _other_constants(made):
+    for name, value in (("momentum", 0.5), ("clip_gradient", 0.05), ("wd", 0.1), ("momentum", 0)):
+        setattr(made.trainer._optimizer, name, value)
+        made.step(1)
+
+
 def _saved_and_loaded(made, file="states"):
     made.trainer.save_states(file)
     made.step(1)
@@ -217,7 +223,16 @@ def _saved_and_loaded(made, file="states"):
 @pytest.mark.parametrize("way", ["drop-in", "ours"])
 @pytest.mark.parametrize(
     "use",
-    [_again, _two_trainers, _cast, _copied, _summed, _another_backend, _saved_and_loaded],
+    [
+        _again,
+        _two_trainers,
+        _cast,
+        _copied,
+        _summed,
+        _another_backend,
+        _other_constants,
+        _saved_and_loaded,
+    ],
     ids=lambda use: use.__name__[1:],
 )
 def test_other_uses_between_steps(mx, way, use, tmp_path, monkeypatch):
