@@ -93,7 +93,8 @@ class Resident:
         self.gradient_version = -1
 
     def close(self) -> None:
-        """Let the host's arrays be used as others are."""
+        """Let the host's arrays be used as others are: what the GPU has newer is lost."""
+        self.is_ahead = False
         for known, array in ((_parameters, self.host), (_gradients, self.host_gradient)):
             if known.get(array.address) is self:
                 del known[array.address]

@@ -106,7 +106,10 @@ class _OnGpu:
 
     def __del__(self) -> None:
         if "resident" in vars(self):
+            is_ahead = self.resident.is_ahead
             self.resident.close()
+            # Passes that are still to come then say so.
+            self.resident.is_ahead = is_ahead
 
 
 # The parameters on a GPU, each of which belongs to the trainer that updated it last.
