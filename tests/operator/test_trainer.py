@@ -12,7 +12,7 @@ import pytest
 import ece408_op
 from ece408_op import errors, settings
 from ece408_op.network import gpu_memory
-from ece408_op.operator.graphs import partition
+from ece408_op.operator import networks
 
 _FORMS = [
     ("sgd", {"learning_rate": 0.05, "momentum": 0.9, "wd": 1e-3}),
@@ -278,7 +278,7 @@ def test_other_optimizers_are_mxnets(mx):
 
 
 def test_without_a_gpu_it_is_mxnets_trainer(mx, capfd, monkeypatch):
-    monkeypatch.setattr(partition, "_last_said", "")
+    monkeypatch.setattr(networks, "_last_said", "")
     with settings.override(backend="cpu"):
         ours, right = (_Run(mx, way, _FORMS[0]).step(3) for way in ("ours", "mxnet"))
     np.testing.assert_allclose(ours.losses, right.losses, rtol=1e-5)
