@@ -24,7 +24,7 @@ EXAMPLES = re.findall(r"```python\n(.*?)```", README + MANUAL, re.S)
 
 
 def test_the_python_examples_run(mx, capsys, tmp_path, monkeypatch):
-    assert len(EXAMPLES) == 6
+    assert len(EXAMPLES) == 7
     monkeypatch.chdir(tmp_path)
     net = mx.gluon.model_zoo.vision.get_model("resnet18_v1")
     net.initialize()
@@ -123,7 +123,7 @@ def test_links_lead_somewhere():
             path = folder / name
             assert path.exists(), target
             if heading:
-                titles = re.findall(r"^## (.*)$", path.read_text(), re.M)
+                titles = re.findall(r"^##+ (.*)$", path.read_text(), re.M)
                 assert heading in [title.lower().replace(" ", "-") for title in titles], target
 
 

@@ -57,9 +57,12 @@ class _OnGpu:
         return array is self.array and gradient is self.gradient
 
     def show(self) -> None:
-        """Bring MXNet's array up to date: MXNet's operators may read it."""
+        """Bring MXNet's array up to date: MXNet's operators may read it. Raises `InvalidSetting` if
+        it was changed meanwhile."""
         self._is_shown = True
         if self.resident.is_ahead:
+            self.array.wait_to_read()
+            self.resident.check(_writes_to(self.array))
             # Counts as a write: whoever kept the old values takes the new ones.
             array_memory.wait_for_uses([self.array])
             with self._machine.lock, self._machine.active():

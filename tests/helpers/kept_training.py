@@ -22,8 +22,8 @@ def keep(folder: Path) -> None:
         found.update((name, value.asnumpy()) for name, value in module.get_params()[0].items())
         return shipped(module)
 
-    def kept(recipe: Recipe, work: Path, workers: Workers, contexts: list[Any]) -> Trained:
-        trained = train(recipe, work, workers, contexts)
+    def kept(recipe: Recipe, work: Path, workers: Workers, *others: Any) -> Trained:
+        trained = train(recipe, work, workers, *others)
         accuracy = -1.0 if trained.test_accuracy is None else trained.test_accuracy
         folder.mkdir(exist_ok=True)
         np.savez(

@@ -12,7 +12,7 @@ import pytest
 import ece408_op
 from ece408_op import errors, settings
 from ece408_op.network import gpu_memory
-from ece408_op.operator import networks
+from ece408_op.operator import autograd_state, networks
 
 _FORMS = [
     ("sgd", {"learning_rate": 0.05, "momentum": 0.9, "wd": 1e-3}),
@@ -22,7 +22,8 @@ _FORMS = [
 
 
 @pytest.fixture(autouse=True)
-def on_emulator(emulated):
+def on_emulator(emulated, monkeypatch):
+    monkeypatch.setattr(autograd_state, "_may_add", False)
     with settings.override(backend="emulator"):
         yield
 
@@ -256,7 +257,10 @@ def test_memory_on_the_gpu_ends_with_the_net(mx):
     assert used() == used()
 
 
-def test_an_array_from_before_a_step_is_refused(mx):
+@pytest.mark.parametrize("may_add", [False, True])
+def test_an_array_from_before_a_step_is_refused(mx, monkeypatch, may_add):
+    """Also where gradients may be added, so that copies are between parameters and parts."""
+    monkeypatch.setattr(autograd_state, "_may_add", may_add)
     made = _Run(mx, "ours", _FORMS[0]).step(2)
     kept = made.net[6].weight.data()
     made.step(1)

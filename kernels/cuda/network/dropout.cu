@@ -3,6 +3,10 @@
 // The numbers are Philox4x32-10's (Salmon and others, "Parallel random numbers: as easy as 1, 2, 3",
 // 2011), of the seed of a pass, the number of the layer and the element, so that the backward pass
 // draws them again.
+#ifndef KEPT
+#define KEPT .5f
+#endif
+
 extern "C" __global__ void __launch_bounds__(256)
     dropout(float *y, const float *x, const unsigned *seed, int elements, int layer) {
     const unsigned i = blockIdx.x * 256 + threadIdx.x;
