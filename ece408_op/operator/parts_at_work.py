@@ -11,7 +11,6 @@ import functools
 import itertools
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
@@ -608,13 +607,15 @@ def _compute(part: int, number: int, version: int, versions: Any, addresses: Any
 
 
 def _pass(part: int, number: int, call: int, backward: int, versions: Any, addresses: Any) -> int:
+    from ..network import Array
+
     def work() -> None:
         opened = _opened[part]
         assert isinstance(opened, _Trained)
         known = _arrays_of[number]
         count = len(known) if backward else opened.inputs + opened.outputs
         arrays = [
-            replace(array, address=address or 0, version=version)
+            Array(address or 0, array.shape, array.dtype, version)
             for array, address, version in zip(known[:count], addresses, versions)
         ]
         (opened.backward if backward else opened.forward)(call, arrays)
