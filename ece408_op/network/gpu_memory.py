@@ -25,7 +25,7 @@ class GpuMemory:
 
     def __init__(self, machine: GpuMachine) -> None:
         self.machine = machine
-        # What garbage collection leaves, possibly in the middle of other work.
+        # Filled by garbage collection, possibly in the middle of other work.
         self.returned: deque[tuple[int, int]] = deque()
         self.ended: deque[Recorded] = deque()
         self._idle: defaultdict[int, list[int]] = defaultdict(list)

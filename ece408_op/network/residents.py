@@ -44,7 +44,7 @@ class Resident:
         self.weight, self.gradient = (memory.lend(weight.nbytes, use) for _ in range(2))
         self.states: list[Block] = [memory.lend(weight.nbytes, use) for _ in range(states)]
         self.version, self.is_ahead = -1, False
-        # What the host's gradient had when the GPU computed one; -1 if it has none.
+        # The version of the host's gradient when the GPU computed one; -1 if the GPU has none.
         self.gradient_version = -1
         zeros = np.zeros(weight.nbytes, np.uint8)
         for each in self.states:

@@ -86,7 +86,7 @@ def _binding(method: Any, shapes_of: Any) -> Any:
 
 
 class _Ours:
-    """What is known of an executor of our graphs: the arrays to which it was bound, which it uses
+    """Record of an executor of our graphs: the arrays to which it was bound, which it uses
     even if its user changes its lists and dictionaries later, and its substitutes on these. Each is
     created at first use, or found to be impossible."""
 
