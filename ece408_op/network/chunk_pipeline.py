@@ -24,7 +24,7 @@ from .values import Step, Value
 # time, and the GPU would then wait for the next images.
 _AT_ONCE = 2
 # Images are copied to page-locked memory, and on to the GPU, in blocks of this size.
-_COPIED_BYTES = 8 << 20
+COPIED_BYTES = 8 << 20
 
 
 @dataclass(frozen=True)
@@ -180,8 +180,8 @@ class Pass:
     def _bring(self, lane: Any, first: int, moves: Sequence[_Move]) -> None:
         for move in moves:
             source = move.at(first)
-            for done in range(0, move.nbytes, _COPIED_BYTES):
-                size, offset = min(_COPIED_BYTES, move.nbytes - done), move.offset + done
+            for done in range(0, move.nbytes, COPIED_BYTES):
+                size, offset = min(COPIED_BYTES, move.nbytes - done), move.offset + done
                 self._copy(lane.host + offset, source + done, size)
                 lane.bring(offset, size)
         lane.brought()

@@ -13,15 +13,15 @@ import numpy as np
 from .. import op_log, settings
 from ..backends.cpu.native import copy
 from . import residents
+from .chunk_pipeline import COPIED_BYTES
 from .gpu_memory import Block, GpuMemory
+from .gradients.joint_builder import TwoPasses
 from .host_arrays import Array
 from .machines.machine import Recorded, Run
 from .memory_planner import aligned, places
 from .residents import Resident
 from .values import ARENA, SAVED, Step, Steps, Value
 
-# Arrays are copied to page-locked memory, and on to the GPU, in blocks of this size.
-_COPIED_BYTES = 8 << 20
 # Recordings of passes are kept for this number of places of their memory.
 _MOST_RECORDED = 16
 SEED_BYTES = 8
@@ -29,7 +29,7 @@ _passes = itertools.count(1)
 
 
 class Saved:
-    """What a forward pass saves on the GPU for its backward passes, which only read it."""
+    """Memory that a forward pass saves on the GPU. Backward passes only read it."""
 
     def __init__(self, block: Block) -> None:
         self.block = block
@@ -37,7 +37,7 @@ class Saved:
         self.number, self.seed = 0, np.zeros(1, np.uint64)
 
 
-class GpuTrainingProgram:
+class GpuTrainingProgram(TwoPasses):
     """Both passes for inputs of some shapes. `variables` are the network's inputs, and `inputs`
     also has the gradients for its `outputs`. All of them have one block of memory on the GPU, where
     a backward pass still finds what its forward pass read, unless another one came between, or the
@@ -60,7 +60,7 @@ class GpuTrainingProgram:
         self._passes = [forward, backward]
         self._variables = [_read(inputs[:variables], forward), _read(inputs[:variables], backward)]
         self._given = _read(inputs[variables:], backward)
-        # What is copied together is adjacent.
+        # Arrays that are copied together are adjacent.
         first = dict.fromkeys(self._variables[0])
         others = [value for value in inputs if value.buffer.number not in first]
         self._offsets: dict[int, int] = {}
@@ -68,7 +68,7 @@ class GpuTrainingProgram:
         for value in (*(inputs[number] for number in first), *others, *steps.outputs):
             self._offsets[id(value.buffer)] = self._nbytes
             self._nbytes = aligned(self._nbytes + value.buffer.nbytes)
-        # What is in the place of arrays, and its address.
+        # By buffer: the resident parameter in its place, and the address.
         self._residents: dict[int, tuple[Resident, int]] = {}
         # By input: the number of the pass whose values its copy has, and the array's version.
         self._passes_of: dict[int, tuple[int, int]] = {}
@@ -84,15 +84,6 @@ class GpuTrainingProgram:
 
     def __del__(self) -> None:
         self._memory.ended.extend(vars(self).get("_recorded", {}).values())
-
-    @property
-    def output_shapes(self) -> list[tuple[int, ...]]:
-        return [value.shape for value in self.steps.outputs[: self._outputs]]
-
-    @property
-    def result_shapes(self) -> list[tuple[int, ...]]:
-        """Those of the gradients and the new moving averages."""
-        return [value.shape for value in self.steps.outputs[self._outputs :]]
 
     def room(self) -> Saved:
         """Return memory for what a forward pass saves."""
@@ -230,7 +221,7 @@ class GpuTrainingProgram:
 
 def _copy(copies: Sequence[tuple[int, int, int]]) -> None:
     """Copy on the host; other threads are worth their time for large copies only."""
-    is_large = sum(nbytes for *_, nbytes in copies) >= _COPIED_BYTES // 8
+    is_large = sum(nbytes for *_, nbytes in copies) >= COPIED_BYTES // 8
     copy(copies, settings.threads() if is_large else 1)
 
 
@@ -247,7 +238,7 @@ def _parts(moves: Sequence[tuple[int, Array]]) -> Iterator[list[tuple[int, Array
     for move in moves:
         part.append(move)
         nbytes += move[1].nbytes
-        if nbytes >= _COPIED_BYTES:
+        if nbytes >= COPIED_BYTES:
             yield part
             part, nbytes = [], 0
     if part:

@@ -15,7 +15,7 @@ from ..errors import InvalidProblem
 from . import gpu_memory, gpu_training, machines
 from .gpu_training import GpuTrainingProgram
 from .gradients import SEED, differentiate
-from .gradients.joint_builder import JointBuilder
+from .gradients.joint_builder import JointBuilder, TwoPasses
 from .graph import Graph
 from .host_arrays import ITEM_BYTES, Array, check
 from .machines.cpu import CpuCode, Memory
@@ -103,7 +103,7 @@ class _Arena:
         self.lock, self.memory = threading.Lock(), Memory(0)
 
 
-class TrainingProgram(CpuCode):
+class TrainingProgram(CpuCode, TwoPasses):
     """Both passes for inputs of some shapes. The caller owns the `saved_bytes` of memory between
     them: `forward` writes there, and `backward` only reads, so it may run again. Both take arrays
     of exactly these shapes, and raise `InvalidProblem` for others, and `NotEnoughMemory`."""
@@ -111,15 +111,6 @@ class TrainingProgram(CpuCode):
     def __init__(self, steps: Steps, inputs: list[Value], outputs: int, arena: _Arena) -> None:
         super().__init__(steps, inputs)
         self._values, self._outputs, self._arena = inputs, outputs, arena
-
-    @property
-    def output_shapes(self) -> list[tuple[int, ...]]:
-        return [value.shape for value in self.steps.outputs[: self._outputs]]
-
-    @property
-    def result_shapes(self) -> list[tuple[int, ...]]:
-        """Those of the gradients and the new moving averages."""
-        return [value.shape for value in self.steps.outputs[self._outputs :]]
 
     def forward(self, inputs: Sequence[Array], outputs: Sequence[Array], saved: int) -> None:
         """Compute the outputs, and save at an address what `backward` reads."""

@@ -66,3 +66,19 @@ class JointBuilder(Builder):
         buffer = Buffer(INPUT, ITEM_BYTES["float32"] * math.prod(shape), len(self.inputs))
         self.inputs.append(Value(buffer, shape))
         return self.inputs[-1]
+
+
+class TwoPasses:
+    """The `steps` of a graph with gradients and `_outputs` outputs."""
+
+    steps: Steps
+    _outputs: int
+
+    @property
+    def output_shapes(self) -> list[tuple[int, ...]]:
+        return [value.shape for value in self.steps.outputs[: self._outputs]]
+
+    @property
+    def result_shapes(self) -> list[tuple[int, ...]]:
+        """Those of the gradients and the new moving averages."""
+        return [value.shape for value in self.steps.outputs[self._outputs :]]

@@ -2,23 +2,8 @@
 //
 // A thread has an output; neighbouring threads read neighbouring windows, which overlap in the
 // caches.
-#include "shape.cuh"
+#include "pooling.cuh"
 
-#define LARGEST 0
-#define AVERAGE 1
-#define SUM 2
-#ifndef KIND
-#define KIND LARGEST
-#endif
-#ifndef WITH_BORDER
-#define WITH_BORDER 1  // an average counts the padding's zeros
-#endif
-#ifndef OUT_H
-#define OUT_H kOutH
-#endif
-#ifndef OUT_W
-#define OUT_W kOutW
-#endif
 
 constexpr unsigned kOut = OUT_H * OUT_W;
 

@@ -4,23 +4,8 @@
 // them. Of a window's largest elements the first one gets the gradient: `find` first writes its
 // place in the window, by one thread, or by a warp if the window is large. Loads are unconditional,
 // so that they do not wait for each other: those outside read another element.
-#include "shape.cuh"
+#include "pooling.cuh"
 
-#define LARGEST 0
-#define AVERAGE 1
-#define SUM 2
-#ifndef KIND
-#define KIND LARGEST
-#endif
-#ifndef WITH_BORDER
-#define WITH_BORDER 1  // an average counts the padding's zeros
-#endif
-#ifndef OUT_H
-#define OUT_H kOutH
-#endif
-#ifndef OUT_W
-#define OUT_W kOutW
-#endif
 #ifndef PLACE
 #define PLACE unsigned char  // a number of an element of a window
 #endif
