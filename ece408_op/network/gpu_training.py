@@ -25,6 +25,7 @@ from .values import ARENA, SAVED, Step, Steps, Value
 # Recordings of passes are kept for this number of places of their memory.
 _MOST_RECORDED = 16
 SEED_BYTES = 8
+_NEVER = (0, -1, None)
 _passes = itertools.count(1)
 
 
@@ -42,13 +43,21 @@ class GpuTrainingProgram(TwoPasses):
     also has the gradients for its `outputs`. All of them have one block of memory on the GPU, where
     a backward pass still finds what its forward pass read, unless another one came between, or the
     array has another version: MXNet, too, computes gradients from what arrays contain then.
+    `averages` are the numbers of the variables whose new values are the last results.
+
+    A backward pass of which nothing is copied to the host is left in progress when it returns.
 
     Passes raise `NotEnoughMemory`, `GpuFailed` and compiler errors, and return the seconds of each
     step if the log of op times is collecting them.
     """
 
     def __init__(
-        self, memory: GpuMemory, steps: Steps, inputs: Sequence[Value], outputs: int
+        self,
+        memory: GpuMemory,
+        steps: Steps,
+        inputs: Sequence[Value],
+        outputs: int,
+        averages: Sequence[int],
     ) -> None:
         self.steps, self._memory, self._machine = steps, memory, memory.machine
         self._outputs = outputs
@@ -58,6 +67,11 @@ class GpuTrainingProgram(TwoPasses):
         self._inputs = inputs
         forward, backward = steps.for_images[: steps.forward], steps.for_images[steps.forward :]
         self._passes = [forward, backward]
+        # The number of averages; 0 if one is read after its new value is there.
+        self._moved = len(averages)
+        for number, value in zip(averages, steps.outputs[len(steps.outputs) - self._moved :]):
+            if max(_uses(backward, inputs[number])) > min(_uses(backward, value)):
+                self._moved = 0
         self._variables = [_read(inputs[:variables], forward), _read(inputs[:variables], backward)]
         self._given = _read(inputs[variables:], backward)
         # Arrays that are copied together are adjacent.
@@ -68,8 +82,10 @@ class GpuTrainingProgram(TwoPasses):
         for value in (*(inputs[number] for number in first), *others, *steps.outputs):
             self._offsets[id(value.buffer)] = self._nbytes
             self._nbytes = aligned(self._nbytes + value.buffer.nbytes)
-        # By buffer: the resident parameter in its place, and the address.
+        # By buffer: the resident parameter in its place, and the address; and what a search for
+        # one found: the array's address, `residents.generation`, and the parameter, if any.
         self._residents: dict[int, tuple[Resident, int]] = {}
+        self._searches: dict[int, tuple[int, int, Resident | None]] = {}
         # By input: the number of the pass whose values its copy has, and the array's version.
         self._passes_of: dict[int, tuple[int, int]] = {}
         self._recorded: dict[tuple[int, ...], Recorded] = {}
@@ -114,15 +130,25 @@ class GpuTrainingProgram(TwoPasses):
         outputs. The inputs are those of the forward pass."""
         given = [*self._with_seed(inputs, saved), *head_gradients]
         pairs = list(zip(self.steps.outputs[self._outputs :], results))
+        gradients = len(pairs) - self._moved
         with self._active() as lane:
+            self._memory.wait()
             self._bring(lane, self._variables[1], given, saved.number)
             self._bring(lane, self._given, given, next(_passes))
-            stay = [self._resident(value, array, is_gradient=True) for value, array in pairs]
+            stay = [
+                self._resident(*pair, is_gradient=number < gradients)
+                for number, pair in enumerate(pairs)
+            ]
+            for average in filter(None, stay[gradients:]):
+                # Also if the pass is interrupted.
+                average.is_ahead = True
             seconds = self._compute(lane, 1, saved)
             self._send(lane, [pair for pair, each in zip(pairs, stay) if each is None])
-            for each, array in zip(stay, results):
+            for each, array in zip(stay[:gradients], results):
                 if each is not None:
                     each.gradient_version = array.version
+        moved = zip(stay[gradients:], results[gradients:])
+        residents.averages.update(array.address for each, array in moved if each is None)
         return seconds
 
     def _with_seed(self, inputs: Sequence[Array], saved: Saved) -> Sequence[Array]:
@@ -133,41 +159,61 @@ class GpuTrainingProgram(TwoPasses):
     @contextmanager
     def _active(self) -> Iterator[Any]:
         machine, arena = self._machine, self._found.device_bytes
-        with machine.lock, machine.active():
-            limit = machine.budget(0)
-            with machine.lanes(1, arena, self._nbytes, limit) as (lane,):
-                yield lane
+        with machine.lock, machine.active(), self._memory.lane(arena, self._nbytes) as lane:
+            yield lane
 
     def _bring(
         self, lane: Any, numbers: Sequence[int], arrays: Sequence[Array], of_pass: int
     ) -> None:
         """Copy those arrays to the GPU that it does not have since this pass."""
-        stale: list[tuple[int, Array]] = []
+        moves: list[tuple[int, Array]] = []
+        brought: dict[int, tuple[int, int]] = {}
         for number in numbers:
-            array = arrays[number]
-            resident = self._resident(self._inputs[number], array, is_gradient=False)
+            array, value = arrays[number], self._inputs[number]
+            resident = self._resident(value, array, is_gradient=False)
             known = self._passes_of.pop(number, None)
-            if resident is not None:
+            if resident is None:
+                brought[number] = of_pass, array.version
+                if known != brought[number]:
+                    moves.append((self._offsets[id(value.buffer)], array))
+            elif resident.version != array.version:
                 resident.bring(array.version)
-            elif known != (of_pass, array.version):
-                stale.append((number, array))
-        places = [self._offsets[id(self._inputs[number].buffer)] for number, _ in stale]
-        for part in _parts([(place, array) for place, (_, array) in zip(places, stale)]):
-            _copy([(lane.host + at, array.address, array.nbytes) for at, array in part])
-            for first, nbytes in _runs(part):
-                address = self._block.address + first
-                lane.bring(address - lane.device, nbytes, lane.host + first)
+        if moves and self._memory.is_busy:
+            self._bring_beside(lane, moves)
+        else:
+            for part in _parts(moves):
+                _copy([(lane.host + at, array.address, array.nbytes) for at, array in part])
+                for first, nbytes in _runs(part):
+                    address = self._block.address + first
+                    lane.bring(address - lane.device, nbytes, lane.host + first)
+            lane.brought()
+        self._passes_of.update(brought)
+
+    def _bring_beside(self, lane: Any, moves: Sequence[tuple[int, Array]]) -> None:
+        """Copy arrays to the GPU during the work in progress, which may still read those before."""
+        ends = list(itertools.accumulate(aligned(array.nbytes) for _, array in moves))
+        landing = self._memory.lend(ends[-1], "training: the next images")
+        lane.wait_for_copies()
+        for begin, (at, array) in zip([0, *ends], moves):
+            _copy([(lane.host + at, array.address, array.nbytes)])
+            lane.bring(landing.address + begin - lane.device, array.nbytes, lane.host + at)
         lane.brought()
-        own = [n for n in numbers if id(self._inputs[n].buffer) not in self._residents]
-        self._passes_of.update((n, (of_pass, arrays[n].version)) for n in own)
+        for begin, (at, array) in zip([0, *ends], moves):
+            lane.move(self._block.address + at, landing.address + begin, array.nbytes)
 
     def _resident(self, value: Value, array: Array, is_gradient: bool) -> Resident | None:
         """Return the resident parameter in the place of an array, if any, and remember where it or
         its gradient is."""
-        found, key = residents.find(array, self._machine, is_gradient), id(value.buffer)
+        key = id(value.buffer)
+        search = self._searches.get(key, _NEVER)
+        if search[:2] == (array.address, residents.generation):
+            return search[2]
+        found = residents.find(array, self._machine, is_gradient)
+        self._searches[key] = array.address, residents.generation, found
         before = self._residents.pop(key, None)
         if found is not None:
-            self._residents[key] = found, (found.gradient if is_gradient else found.weight).address
+            place = found.gradient if is_gradient else found.weight
+            self._residents[key] = found, place.address
         elif before is not None and not is_gradient:
             before[0].check(None)
         if self._residents.get(key) != before:
@@ -180,11 +226,14 @@ class GpuTrainingProgram(TwoPasses):
         self._recorded = {}
 
     def _send(self, lane: Any, results: Iterable[tuple[Value, Array]]) -> None:
-        """Copy results to arrays; wait for all work."""
+        """Copy results, if any, to arrays when all work is done; else leave it in progress."""
         moves = [(self._offsets[id(value.buffer)], array) for value, array in results]
+        self._memory.is_busy = True
+        if not moves:
+            return
         for first, nbytes in _runs(moves):
             lane.copy_out(self._block.address + first - lane.device, nbytes, lane.host + first)
-        lane.wait()
+        self._memory.wait()
         _copy([(array.address, lane.host + at, array.nbytes) for at, array in moves])
 
     def _compute(self, lane: Any, of: int, saved: Saved) -> list[float] | None:
@@ -217,6 +266,12 @@ class GpuTrainingProgram(TwoPasses):
         if id(buffer) in self._residents:
             return self._residents[id(buffer)][1] + value.offset
         return self._block.address + self._offsets[id(buffer)] + value.offset
+
+
+def _uses(steps: Sequence[Step], value: Value) -> list[int]:
+    """Return the numbers of the steps that read or write an array."""
+    arrays = (step.arrays.values() for step in steps)
+    return [n for n, of in enumerate(arrays) if any(each.buffer is value.buffer for each in of)]
 
 
 def _copy(copies: Sequence[tuple[int, int, int]]) -> None:

@@ -9,7 +9,7 @@ from typing import Optional, TypeVar
 
 from .. import settings
 from ..errors import Ece408Error, NotEnoughMemory
-from . import microbatches, network_program
+from . import gpu_memory, microbatches, network_program
 from .chunk_pipeline import Pass, Ready
 from .gpu_weights import Weights
 from .graph import Graph
@@ -102,6 +102,8 @@ class Resident:
             for each in self._programs.values():
                 each.program.forget()
         sizes = made.places.device_bytes, made.places.host_bytes
+        # Networks that train may have all its memory.
+        gpu_memory.memory_of(self.machine).settle()
         with self.machine.lanes(ready.lanes, *sizes, ready.limit) as lanes:
             if made.stamp != weights.stamp:
                 made.prepare(lanes[0], weights.addresses())

@@ -92,7 +92,8 @@ class Training:
         steps, outputs = builder.build_joint(values), self._joint.outputs
         if isinstance(machine, GpuMachine):
             memory = gpu_memory.memory_of(machine)
-            return GpuTrainingProgram(memory, steps, builder.inputs, outputs)
+            averages = [self._names.index(name) for name in self.averages]
+            return GpuTrainingProgram(memory, steps, builder.inputs, outputs, averages)
         return TrainingProgram(steps, builder.inputs, outputs, self._arena)
 
 

@@ -11,7 +11,7 @@ import numpy as np
 
 from ..backends import as_array
 from ..backends.cuda.kernel_plan import ARCHITECTURES, Code, Launch, Plan, divide_up
-from .machines.machine import GpuMachine
+from .gpu_memory import Block, GpuMemory
 
 CODE = Code("update", "network/update.cu", ARCHITECTURES, "float32", True)
 Constants = Mapping[str, Union[float, None]]
@@ -74,7 +74,7 @@ class Table(NamedTuple):
 
 
 class Updates:
-    """Updates by one rule on one GPU, which compute what MXNet's optimizers compute on a CPU.
+    """Updates by one rule in one GPU's memory, which compute what MXNet's optimizers do on a CPU.
 
     `rule` is "sgd", "nag", "adam", "adamw" (as `nd.contrib.adamw_update`), "rmsprop" or "lamb".
     `constants` have the names of the optimizers' attributes; others are ignored. Bounds, such as
@@ -85,8 +85,11 @@ class Updates:
     rule or a missing constant, and compiler errors.
     """
 
-    def __init__(self, machine: GpuMachine, rule: str, constants: Constants) -> None:
-        self._machine, self._rule = machine, rule
+    def __init__(self, memory: GpuMemory, rule: str, constants: Constants) -> None:
+        self._memory, self._rule = memory, rule
+        # Where the GPU has the table with this content.
+        self._block: Block | None = None
+        self._sent = b""
         self._constants = _known(rule, constants)
         self.states = _states(rule, self._constants)
         self._grids = 1, 1
@@ -105,24 +108,31 @@ class Updates:
         chunks = sum(divide_up(item.elements, _CHUNK) for item in items)
         return Table(content, len(items), 0 if skips else chunks)
 
-    def run(self, lane: Any, table: Table, at: int = 0) -> None:
-        """Enqueue the updates on a lane's first stream, after what computes the gradients there.
-
-        Uses `table.nbytes` of the lane's memory from `at` on, a multiple of 16. No other work that
-        is enqueued may use them: wait for the lane before the next call. Raises `GpuFailed`.
-        """
+    def run(self, table: Table) -> None:
+        """Enqueue the updates after the work in progress on the memory's lane, which computes the
+        gradients, and leave them in progress. Raises `NotEnoughMemory` and `GpuFailed`."""
         content, *grids = table
         if not table.chunks:
             return
         if self._grids != tuple(grids):
             self._loaded = self._load(*grids)
             self._grids = table.arrays, table.chunks
-        as_array(lane.host + at, content.shape, "uint8")[:] = content
-        lane.bring(at, content.nbytes)
-        lane.brought()
-        start = lane.device + at
-        pointers = {"constants": start, "arrays": start + _CONSTANTS.itemsize}
-        lane.launch(self._loaded, {**pointers, "sums": start + content.nbytes})
+        memory, block = self._memory, self._block
+        if block is None or block.nbytes != table.nbytes:
+            block = self._block = memory.lend(table.nbytes, "training: an update")
+            self._sent = b""
+        start = block.address
+        with memory.shared(content.nbytes) as (lane, at):
+            if content.tobytes() != self._sent:
+                as_array(lane.host + at, content.shape, "uint8")[:] = content
+                lane.copy_in(start - lane.device, content.nbytes, lane.host + at)
+                memory.is_shared_busy, self._sent = True, content.tobytes()
+            pointers = {"constants": start, "arrays": start + _CONSTANTS.itemsize}
+            lane.launch(self._loaded, {**pointers, "sums": start + content.nbytes})
+            memory.is_busy = True
+        if self._rule == "lamb":
+            # Its kernels change the table.
+            self._sent = b""
 
     def _load(self, arrays: int, chunks: int) -> Any:
         block, names = (_THREADS, 1, 1), ("constants", "arrays", "sums")
@@ -132,7 +142,7 @@ class Updates:
             launches.append(Launch("apply", (chunks, 1, 1), block, names[:2]))
         defines = ("RULE", self._rule.upper()), ("STATES", self.states)
         plan = Plan(CODE, defines, tuple(launches))
-        return self._machine.load([plan])[0]
+        return self._memory.machine.load([plan])[0]
 
     def _write(self, table: np.ndarray, items: Sequence[Item], rescale_grad: float) -> None:
         known = {**self._constants, "rescale_grad": rescale_grad}

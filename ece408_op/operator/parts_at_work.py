@@ -459,6 +459,7 @@ class _Trained:
         self._training = Training(json.dumps(graph), self._names, wanted, on=on)
         # Not every layer's gradient is computed for every shape.
         self._training.program([Array(0, shape, "float32", 0) for shape in shapes])
+        self._averages = [self._names.index(name) for name in self._training.averages]
 
     def uses(self) -> list[tuple[int, str]]:
         """Return inputs and their uses."""
@@ -519,6 +520,15 @@ class _Trained:
         """Return the inputs, as many arrays as there are outputs, and the others."""
         first, end = self.inputs, self.inputs + self.outputs
         return [arrays[:first], arrays[first:end], arrays[end:]]
+
+    def count_writes(self, addresses: Sequence[int], versions: list[int]) -> None:
+        """Give the averages the versions that they have from now on: MXNet counts each pass as a
+        write to them, also one that fails."""
+        from ..network import residents
+
+        for place in self._averages:
+            versions[place] += 1
+            residents.count_write(addresses[place], versions[place])
 
     def _publish(self, made: GpuTrainingProgram, seconds: list[float] | None, first: int) -> None:
         from .. import network
@@ -614,10 +624,16 @@ def _pass(part: int, number: int, call: int, backward: int, versions: Any, addre
         assert isinstance(opened, _Trained)
         known = _arrays_of[number]
         count = len(known) if backward else opened.inputs + opened.outputs
+        places, counts = addresses[:count], versions[:count]
+        opened.count_writes(places, counts)
+        # Most are as in the last pass.
         arrays = [
-            Array(address or 0, array.shape, array.dtype, version)
-            for array, address, version in zip(known[:count], addresses, versions)
+            each
+            if each.address == place and each.version == version
+            else Array(place, each.shape, each.dtype, version)
+            for each, place, version in zip(known, places, counts)
         ]
+        known[:count] = arrays
         (opened.backward if backward else opened.forward)(call, arrays)
 
     return errors.remembered(work)

@@ -11,7 +11,7 @@ import mxnet as mx
 import numpy as np
 
 from .. import errors
-from ..network import gpu_memory, machines
+from ..network import gpu_memory, machines, residents
 from ..network.gpu_memory import GpuMemory
 from ..network.host_arrays import Array
 from ..network.machines.machine import GpuMachine
@@ -31,27 +31,27 @@ _RULES = {
 
 
 class _OnGpu:
-    """A parameter on a GPU, with its gradient and an optimizer's `states`, in the place of MXNet's
-    arrays, which it keeps. Raises `NotEnoughMemory` and `GpuFailed`."""
+    """A parameter on a GPU, with its gradient, if any, and an optimizer's `states`, in the place of
+    MXNet's arrays, which it keeps. Raises `NotEnoughMemory` and `GpuFailed`."""
 
     def __init__(
         self, memory: GpuMemory, name: str, array: Any, gradient: Any, states: int
     ) -> None:
         self.array, self.gradient = array, gradient
-        array_memory.make_plain([array, gradient])
+        array_memory.make_plain(self._both)
         # Whether MXNet's operators may have given the array a layout of oneDNN's.
         self._is_shown = False
         self._machine = memory.machine
-        weight, of = (
+        weight, *of = (
             Array(array_memory.pointer(each), each.shape, "float32", 0) for each in self._both
         )
         with self._machine.lock, self._machine.active():
-            self.resident = Resident(memory, name, weight, of, states)
+            self.resident = Resident(memory, name, weight, of[0] if of else None, states)
         arrays_on_gpu.held[array.handle.value] = self
 
     @property
-    def _both(self) -> tuple[Any, Any]:
-        return self.array, self.gradient
+    def _both(self) -> list[Any]:
+        return [self.array] if self.gradient is None else [self.array, self.gradient]
 
     def is_of(self, array: Any, gradient: Any) -> bool:
         return array is self.array and gradient is self.gradient
@@ -77,7 +77,9 @@ class _OnGpu:
             self._is_shown = False
 
     def show_gradient(self) -> None:
-        """Bring MXNet's array of the gradient up to date."""
+        """Bring MXNet's array of the gradient, if any, up to date."""
+        if self.gradient is None:
+            return
         self.gradient.wait_to_read()
         if self.resident.has_gradient(_writes_to(self.gradient)):
             array_memory.wait_for_uses([self.gradient])
@@ -98,7 +100,8 @@ class _OnGpu:
         """Copy what the host has newer to the GPU, which is active. Raises `InvalidSetting` for a
         parameter that both have changed."""
         self.resident.bring(_writes_to(self.array))
-        self.resident.bring_gradient(_writes_to(self.gradient))
+        if self.gradient is not None:
+            self.resident.bring_gradient(_writes_to(self.gradient))
 
     def close(self) -> None:
         """Let MXNet's arrays be used as others are, up to date. The states stay."""
@@ -191,6 +194,7 @@ class Trainer(mx.gluon.Trainer):
             return
         self._rule(machine)
         taken: list[tuple[int, _OnGpu]] = []
+        self._hold_averages(machine)
         for number, array, gradient in fresh:
             found = self._held(machine, number, array, gradient)
             array._fresh_grad = False
@@ -230,6 +234,15 @@ class Trainer(mx.gluon.Trainer):
                 return None
         return found
 
+    def _hold_averages(self, machine: GpuMachine) -> None:
+        """Have the moving averages stay on the GPU that passes there compute."""
+        for number, parameter in enumerate(self._params):
+            arrays = parameter._data
+            if parameter.grad_req != "null" or parameter in _on_gpu or not arrays:
+                continue
+            if array_memory.pointer(arrays[0]) in residents.averages:
+                self._held(machine, number, arrays[0], None)
+
     def _held(self, machine: GpuMachine, number: int, array: Any, gradient: Any) -> _OnGpu | None:
         """Return a parameter on the GPU, or `None` if it cannot be there."""
         known = self._on_gpu.get(number)
@@ -241,11 +254,13 @@ class Trainer(mx.gluon.Trainer):
         _leave(self._params[number])
         if array.context.device_type != "cpu" or array.dtype != np.float32:
             return None
-        if array.stype != "default" or gradient.stype != "default" or not array.size:
+        if not array.size or array.stype != "default":
+            return None
+        if gradient is not None and gradient.stype != "default":
             return None
         made = _OnGpu(
             *(gpu_memory.memory_of(machine), self._params[number].name, array, gradient),
-            self._rule(machine).states,
+            0 if gradient is None else self._rule(machine).states,
         )
         states = _flat(self._updaters[0].states.get(number))
         _wait_for(states)
@@ -265,7 +280,8 @@ class Trainer(mx.gluon.Trainer):
         optimizer, before = self._optimizer, self._updates
         if before is None or not before.have(vars(optimizer)):
             with machine.lock, machine.active():
-                self._updates = Updates(machine, _RULES[type(optimizer)], vars(optimizer))
+                memory = gpu_memory.memory_of(machine)
+                self._updates = Updates(memory, _RULES[type(optimizer)], vars(optimizer))
             if before is not None and before.states != self._updates.states:
                 for number in list(self._on_gpu):
                     self._drop(number)
@@ -296,16 +312,15 @@ class Trainer(mx.gluon.Trainer):
             # Also if the update is interrupted.
             for _, held in taken:
                 held.resident.is_ahead = True
-            sizes = table.nbytes, table.content.nbytes
-            with machine.lanes(1, *sizes, machine.budget(0)) as (lane,):
-                updates.run(lane, table)
-                lane.wait()
+            updates.run(table)
 
     def _fetch_states(self, numbers: Iterable[int]) -> None:
         """Bring the states of parameters that MXNet's optimizer has up to date."""
         updater = self._updaters[0]
         for number in numbers:
             held = self._on_gpu[number]
+            if held.gradient is None:
+                continue
             states = self._optimizer.create_state_multi_precision(number, held.array)
             machine = held.resident.machine
             _wait_for(_flat(states))

@@ -96,7 +96,7 @@ class MachineOfMany(EmulatedMachine):
             kernel.library = found
 
 
-class _MachineAtOnce(MachineOfMany):
+class MachineAtOnce(MachineOfMany):
     """An emulated GPU that compiles a network's new kernels together as it loads them."""
 
     def load(self, plans):
@@ -108,7 +108,7 @@ class _MachineAtOnce(MachineOfMany):
 @functools.cache
 def machine(mode):
     """Return the machine of all networks of this process, which have kernels in common."""
-    return _MachineAtOnce(mode)
+    return MachineAtOnce(mode)
 
 
 def _functions(plan):

@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 
 from ece408_op.network import machines
+from ece408_op.network.gpu_memory import memory_of
 from ece408_op.network.update import Item, Updates
 
 pytestmark = pytest.mark.usefixtures("emulated")
 
 SIZES = (1, 3, 1000, 4099)
-AT = 48
 FORMS = {
     "sgd": ("sgd", {"momentum": 0.0}, "clip_gradient"),
     "sgd with momentum": ("sgd", {"momentum": 0.9}, "momentum"),
@@ -105,7 +105,7 @@ def _distance(mx, optimizer, rule, constants, rng, steps):
     states = [optimizer.create_state_multi_precision(*each) for each in enumerate(weights)]
     worst = 0.0
     with _active() as (machine, memory):
-        updates = Updates(machine, rule, constants)
+        updates = Updates(memory_of(machine), rule, constants)
         items = []
         for i, (weight, size) in enumerate(zip(weights, SIZES)):
             # Some arrays are read as float4, one is not.
@@ -114,19 +114,15 @@ def _distance(mx, optimizer, rule, constants, rng, steps):
             places = [memory.place(zeros, odd) for _ in range(updates.states)]
             places = memory.place(weight.asnumpy(), odd), memory.place(zeros, odd), tuple(places)
             items.append(Item(*places, size, 0, 0))
-        table = updates.table(items)
-        sizes = AT + table.nbytes, AT + table.content.nbytes
-        with machine.lanes(1, *sizes, 1 << 30) as (lane,):
-            for step in range(steps):
-                for i, item in enumerate(items):
-                    gradient = gradients[i][step]
-                    of_mxnet = weights[i], mx.nd.array(gradient), states[i]
-                    optimizer.update_multi_precision(i, *of_mxnet)
-                    machine.upload(item.gradient, gradient.ctypes.data, gradient.nbytes)
-                    rates = {"lr": optimizer._get_lr(i), "wd": optimizer._get_wd(i)}
-                    items[i] = item._replace(**rates, t=step + 1)
-                updates.run(lane, updates.table(items, optimizer.rescale_grad), AT)
-                lane.wait()
+        for step in range(steps):
+            for i, item in enumerate(items):
+                gradient = gradients[i][step]
+                optimizer.update_multi_precision(i, weights[i], mx.nd.array(gradient), states[i])
+                machine.upload(item.gradient, gradient.ctypes.data, gradient.nbytes)
+                rates = {"lr": optimizer._get_lr(i), "wd": optimizer._get_wd(i)}
+                items[i] = item._replace(**rates, t=step + 1)
+            updates.run(updates.table(items, optimizer.rescale_grad))
+        memory_of(machine).settle()
         for item, weight, state, gradient in zip(items, weights, states, gradients):
             assert (memory.fetch(item.gradient, item.elements) == gradient[-1]).all()
             for place, each in zip((item.weight, *item.states), (weight, *_states(state))):
@@ -159,12 +155,10 @@ def test_arrays_without_elements_and_steps_that_adamw_skips():
     with _active() as (machine, memory):
         gradient, *weights = [memory.place(ones, False) for _ in range(5)]
         items = [Item(w, gradient, (), size, 0.5, 0) for w, size in zip(weights, (0, 4099, 0, 5))]
-        plain = Updates(machine, "sgd", {"momentum": 0})
-        table = plain.table(items)
-        with machine.lanes(1, table.nbytes, table.content.nbytes, 1 << 30) as (lane,):
-            plain.run(lane, table)
-            lane.wait()
-            skipping = Updates(machine, "adamw", constants)
-            for scale in (0.0, np.inf, np.nan):
-                skipping.run(lane, skipping.table(items, scale))
+        plain = Updates(memory_of(machine), "sgd", {"momentum": 0})
+        plain.run(plain.table(items))
+        skipping = Updates(memory_of(machine), "adamw", constants)
+        for scale in (0.0, np.inf, np.nan):
+            skipping.run(skipping.table(items, scale))
+        memory_of(machine).settle()
         assert [(memory.fetch(w, 4099) == 0.5).sum() for w in weights] == [0, 4099, 0, 5]

@@ -6,12 +6,13 @@ import copy
 import gc
 import pickle
 
+import late_lanes
 import numpy as np
 import pytest
 
 import ece408_op
 from ece408_op import errors, settings
-from ece408_op.network import gpu_memory
+from ece408_op.network import gpu_memory, machines
 from ece408_op.operator import autograd_state, networks
 
 _FORMS = [
@@ -245,6 +246,29 @@ def test_other_uses_between_steps(mx, way, use, tmp_path, monkeypatch):
     ours, right = runs
     np.testing.assert_allclose(ours.losses, right.losses, rtol=1e-3)
     _agree(ours.parameters(), right.parameters())
+
+
+@pytest.mark.parametrize("copies_early", [False, True])
+def test_work_in_progress_is_not_disturbed(mx, monkeypatch, copies_early):
+    """Two nets, together and one after the other, on a GPU that works late."""
+    late = late_lanes.machine(copies_early)
+    monkeypatch.setattr(machines.emulated, "emulated", lambda: late)
+    rng = np.random.default_rng(5)
+    batches = [mx.nd.array(rng.uniform(-1, 1, (n, 3, 9, 8))) for n in (4, 40, 4, 40)]
+    turns = [{0: 0, 1: 1}, {0: 2}, {0: 0}, {1: 1}, {1: 3}, {0: 0, 1: 2}]
+    parameters = {}
+    for way in ("mxnet", "ours"):
+        runs = [_Run(mx, way, _FORMS[2]) for _ in range(2)]
+        for turn in turns * 3:
+            with mx.autograd.record():
+                losses = [mx.nd.square(runs[n].net(batches[x])).sum() for n, x in turn.items()]
+            for loss in losses:
+                loss.backward()
+            for n in turn:
+                runs[n].trainer.step(4)
+        parameters[way] = [run.parameters() for run in runs]
+    for found, expected in zip(parameters["ours"], parameters["mxnet"]):
+        _agree(found, expected)
 
 
 def test_memory_on_the_gpu_ends_with_the_net(mx):

@@ -22,6 +22,7 @@ from ...backends.cuda.work import done
 from ...backends.emulator import plans as emulated_plans
 from ...backends.emulator.library import (
     FROM_GPU,
+    ON_GPU,
     TO_GPU,
     Emulation,
     begin,
@@ -66,9 +67,11 @@ class _Lane:
         self._started = 0.0
         self._marks: dict[int, float] = {}
 
-    def bring(self, offset: int, nbytes: int, address: int | None = None) -> None:
+    def copy_in(self, offset: int, nbytes: int, address: int | None = None) -> None:
         source = self.host + offset if address is None else address
         self._machine.copy(self.device + offset, source, nbytes, TO_GPU)
+
+    bring = copy_in
 
     def brought(self) -> None:
         self.mark(COPIED_IN)
@@ -79,6 +82,9 @@ class _Lane:
     def copy_out(self, offset: int, nbytes: int, address: int | None = None) -> None:
         to = self.host + offset if address is None else address
         self._machine.copy(to, self.device + offset, nbytes, FROM_GPU)
+
+    def move(self, to: int, source: int, nbytes: int) -> None:
+        self._machine.copy(to, source, nbytes, ON_GPU)
 
     def launch(self, loaded: _Loaded, pointers: Mapping[str, int]) -> None:
         loaded.launch(pointers)
@@ -92,11 +98,10 @@ class _Lane:
     def times(self, clock: _Lane) -> tuple[float, ...]:
         return tuple(self._marks[event] - clock._started for event in range(COPIED_OUT + 1))
 
-    def rest(self) -> None:
-        pass
-
     def wait(self) -> None:
         pass
+
+    rest = wait_for_copies = wait
 
 
 @dataclass(frozen=True)

@@ -77,6 +77,11 @@ class Lane:
         with reported("a copy from the GPU"):
             self.gpu.cuda.memcpy_dtoh_async(part, self.device + offset, self.stream)
 
+    def move(self, to: int, source: int, nbytes: int) -> None:
+        """Enqueue a copy between addresses on the GPU."""
+        with reported("a copy on the GPU"):
+            self.gpu.cuda.memcpy_dtod_async(to, source, nbytes, self.stream)
+
     def launch(self, loaded: Any, pointers: dict[str, int]) -> None:
         """Enqueue the launches of a loaded plan on these addresses."""
         with reported(f"kernel {loaded.plan.kernel.name}"):
@@ -89,6 +94,11 @@ class Lane:
     def mark_bringing(self) -> None:
         """Record BEGIN on the second stream."""
         self.events[BEGIN].record(self.second)
+
+    def wait_for_copies(self) -> None:
+        """Wait for all copies by `bring` up to the last `brought`."""
+        with reported("a copy to the GPU"):
+            self.events[COPIED_IN].synchronize()
 
     def wait(self) -> None:
         """Wait for the first stream. Raises `GpuFailed` if any of its work failed."""
