@@ -56,20 +56,19 @@ class GpuSteps(Lowering):
         values = [value for _, value in leaves]
         vector = 4 if _even(y, values, readings) else 1
         total = y.elements
-        defines: list[tuple[str, str | int]] = [("INPUTS", len(values)), ("VECTOR", vector)]
+        defines: list[tuple[str, str | int]] = [("VECTOR", vector)]
         arguments: list[str | int] = ["y", total]
         arguments += [y.per_image, y.image] if not y.dense else [1, 1]
         if not y.dense:
             defines.append(("KIND_OUT", "IMAGES"))
+        inputs = ""
         for k, (value, each) in enumerate(zip(values, readings)):
             kind = each.kind
             if kind == "SHARED" and each.inner % vector == 0:
                 kind = "UNIFORM"
-            if kind != "ALIKE":
-                defines.append((f"KIND{k}", kind))
-            if value.dtype != "float32":
-                defines.append((f"TYPE{k}", _TYPES[value.dtype]))
+            inputs += f"X({k},{_TYPES[value.dtype]},{kind})"
             arguments += [f"in{k}", each.outer, each.count, each.inner]
+        defines.append(("INPUTS(X)", inputs))
         if y.dtype != "float32":
             defines.append(("TYPE_OUT", _TYPES[y.dtype]))
         names = {id(each): f"v{k}" for k, (each, _) in enumerate(leaves)}
