@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Callable, NamedTuple, Union
 
@@ -99,13 +99,20 @@ class Windows:
 
 class Batch(NamedTuple):
     """Normalisation of an array (images, channels, pixels) by each channel's mean and variance, to
-    which `epsilon` is added; relu follows if `is_relu`."""
+    which `epsilon` is added; relu follows if `is_relu`, else clip to `bounds`, if given. A CPU has
+    no such bounds, no moving averages, whose `momentum` this is, and no images apart: those of x
+    and dx begin `x_image` elements after each other, those of y and dy `y_image`, if that is not
+    0."""
 
     images: int
     channels: int
     pixels: int
     epsilon: float
     is_relu: bool
+    bounds: tuple[float, ...] = ()
+    momentum: float = 0.9
+    x_image: int = 0
+    y_image: int = 0
 
 
 class Lowering(ABC):
@@ -190,14 +197,20 @@ class Lowering(ABC):
         result "pooled"."""
 
     @abstractmethod
-    def norm(self, batch: Batch, scaled: bool, adds: bool) -> Plan:
-        """Return the normalisation of "x" with "beta", with "gamma" if `scaled`, and the sum with
-        "added" if it `adds`; its further results are "mean" and the "inverse" of the deviation."""
+    def norm(self, batch: Batch, names: Collection[str]) -> Plan:
+        """Return the normalisation of "x" with "beta". If they are among the arrays' `names`, it
+        reads "gamma", and what is "added" before relu. Its further results are "mean" and the
+        "inverse" of the deviation, and on a GPU "factor" and "addend": it is (x - mean) * factor +
+        addend."""
 
     @abstractmethod
-    def norm_gradient(self, batch: Batch, scaled: bool, adds: bool) -> Plan:
+    def norm_gradient(self, batch: Batch, names: Collection[str]) -> Plan:
         """Return the gradient of `norm` for x, from "x", "dy", "mean", "inverse", "gamma" and, for
-        relu, its result "positive"; its further results are "dgamma", "dbeta" and "dadded"."""
+        relu, its result "positive"; its further results are "dgamma", "dbeta" and "dadded".
+
+        On a GPU it is added to "onto", the same array, if that is among the `names`. "positive" is
+        read only with "dadded", and else "factor" and "addend". "new_mean" and "new_variance" come
+        from "moving_mean" and "moving_variance", and "zeros" are dx's sums for each channel."""
 
     @abstractmethod
     def one_hot(self, rows: int, length: int, inner: int) -> Plan:
@@ -399,6 +412,10 @@ class Builder:
             value.buffer.uses += 1
         return y
 
+    def readers(self) -> int:
+        """Return the number of readers of the current node's first result."""
+        return self._uses[Entry(self.number)]
+
     def drop(self, operand: Operand) -> None:
         """Release an operand's claims."""
         _release(values_of(operand))
@@ -416,19 +433,21 @@ class Builder:
             return self.compute(operand.term, self._place(operand))
         return self.lowering.convolve(self, operand, None)
 
-    def is_free(self, value: Value) -> bool:
-        """Return whether the reader holds the only claim, so that it may overwrite the array."""
+    def is_free(self, value: Value, part: bool = False) -> bool:
+        """Return whether the reader holds the only claim, so that it may overwrite the array, which
+        may be `part` of a buffer."""
         buffer = value.buffer
-        return buffer.kind == ARENA and buffer.uses == 1 and self._is_whole(value)
+        return buffer.kind == ARENA and buffer.uses == 1 and (part or self._is_whole(value))
 
     def _is_whole(self, value: Value) -> bool:
         """Return whether the array fills its buffer."""
         return value.dense and value.buffer.nbytes == ITEM_BYTES[value.dtype] * value.elements
 
-    def dense(self, operand: Operand) -> Value:
-        """Return the operand as a float32 array with contiguous images."""
+    def dense(self, operand: Operand, apart: bool = False) -> Value:
+        """Return the operand as a float32 array with contiguous images, or with any if they may be
+        `apart`."""
         value = self.value(operand)
-        if value.dense and value.dtype == "float32":
+        if (apart or value.dense) and value.dtype == "float32":
             return value
         return self.compute(leaf(value), self.empty(value.shape, value.constant))
 

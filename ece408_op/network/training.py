@@ -20,6 +20,7 @@ from .graph import Graph
 from .host_arrays import ITEM_BYTES, Array, check
 from .machines.cpu import CpuCode, Memory
 from .machines.machine import GpuMachine, Machine
+from .operators import reshaping
 from .values import INPUT, Buffer, Steps, Value
 
 # Maximum number of programs kept.
@@ -44,7 +45,7 @@ class Training:
     ) -> None:
         graph = Graph.parse(symbol_json).pooled_first()
         graph.check_inputs(names)
-        self._joint = differentiate(graph, wanted, train, draws=on != "cpu")
+        self._joint = differentiate(graph, wanted, train, on_gpu=on != "cpu")
         self._names, self._wanted, self._on = tuple(names), tuple(wanted), on
         self._lock = threading.Lock()
         self._arena = _Arena()
@@ -88,9 +89,13 @@ class Training:
         if self._joint.draws:
             values[SEED] = Value(Buffer(INPUT, gpu_training.SEED_BYTES, len(values)), (2,))
         lowering = machine.lowering(settings.precision())
-        builder = JointBuilder(lowering, self._joint, list(values.values()))
-        steps, outputs = builder.build_joint(values), self._joint.outputs
+        builder = JointBuilder(lowering, self._joint, values)
+        steps, outputs = builder.build_joint(), self._joint.outputs
         if isinstance(machine, GpuMachine):
+            room = reshaping.room(self._joint.graph.nodes, builder.shapes)
+            if room.goes_on:
+                builder = JointBuilder(lowering, self._joint, values, room)
+                steps = builder.build_joint()
             memory = gpu_memory.memory_of(machine)
             averages = [self._names.index(name) for name in self.averages]
             return GpuTrainingProgram(memory, steps, builder.inputs, outputs, averages)

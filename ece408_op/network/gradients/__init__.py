@@ -43,17 +43,16 @@ class Joint:
 
 
 def differentiate(
-    graph: Graph, wanted: Sequence[str], train: bool = True, draws: bool = False
+    graph: Graph, wanted: Sequence[str], train: bool = True, on_gpu: bool = False
 ) -> Joint:
     """Return the graph with gradients for the variables in `wanted`, in training mode or not, for a
-    machine that `draws` random numbers or one that does not. Raises `UnsupportedProblem` for
-    operators whose gradients are not computed."""
-    return _Pass(graph, wanted, train, draws).joint()
+    GPU or the CPU. Raises `UnsupportedProblem` for operators whose gradients are not computed."""
+    return _Pass(graph, wanted, train, on_gpu).joint()
 
 
-def why_not_trained(op: str, attributes: Mapping[str, str], draws: bool) -> str | None:
-    """Return why a part that trains cannot have a node of MXNet's operator `op`, on a machine that
-    `draws` random numbers or not, or `None` if it can."""
+def why_not_trained(op: str, attributes: Mapping[str, str], on_gpu: bool) -> str | None:
+    """Return why a part that trains cannot have a node of MXNet's operator `op`, on a GPU or the
+    CPU, or `None` if it can."""
     node = Node(op, op, attributes, ())
     if node.kind not in RULES and op not in _CONSTANT:
         return "its gradient is not computed"
@@ -63,16 +62,16 @@ def why_not_trained(op: str, attributes: Mapping[str, str], draws: bool) -> str 
     whole = node.read.flag("global_pool")
     if cut and not whole and node.read.text("pool_type", "max") == "avg":
         return "MXNet's gradient is another one than that of its averages of cut windows"
-    return _why_not(node, True, draws)
+    return _why_not(node, True, on_gpu)
 
 
 def _drops(node: Node) -> bool:
     return node.op == "Dropout" and node.read.number("p", 0.5) > 0
 
 
-def _why_not(node: Node, train: bool, draws: bool) -> str | None:
-    if train and _drops(node) and not (draws and node.read.text("axes", "()") == "()"):
-        return "dropout is not computed in training" + " along axes" * draws
+def _why_not(node: Node, train: bool, on_gpu: bool) -> str | None:
+    if train and _drops(node) and not (on_gpu and node.read.text("axes", "()") == "()"):
+        return "dropout is not computed in training" + " along axes" * on_gpu
     if node.read.text("act_type", "") == "rrelu":
         return "the gradient of rrelu is not computed"
     return None
@@ -81,9 +80,9 @@ def _why_not(node: Node, train: bool, draws: bool) -> str | None:
 class _Pass:
     """One call of `differentiate`."""
 
-    def __init__(self, graph: Graph, wanted: Sequence[str], train: bool, draws: bool) -> None:
-        self._tape = Tape()
-        self._train, self._draws = train, draws
+    def __init__(self, graph: Graph, wanted: Sequence[str], train: bool, on_gpu: bool) -> None:
+        self._tape = Tape(on_gpu)
+        self._train = train
         self._seed: Entry | None = None
         self._uses = graph.uses
         self._graph = graph
@@ -91,8 +90,6 @@ class _Pass:
         self._place: dict[Entry, Entry] = {}
         self._variables: dict[str, Entry] = {}
         self._found: dict[int, dict[int, Entry]] = {}
-        # The normalisations in training, and where they are on the tape.
-        self._moving: list[tuple[Node, Entry]] = []
         for _, node in graph.computed:
             self._check(node)
         fused = {number for node in graph.nodes for number in self._fused(node)}
@@ -126,7 +123,7 @@ class _Pass:
         return Joint(graph, backward, len(self._heads), names, self._fixed(), draws)
 
     def _check(self, node: Node) -> None:
-        reason = why_not(node.op, node.attributes) or _why_not(node, self._train, self._draws)
+        reason = why_not(node.op, node.attributes) or _why_not(node, self._train, self._tape.on_gpu)
         if reason is not None:
             raise UnsupportedProblem(f"{node.op} {node.name}: {reason}")
 
@@ -162,13 +159,14 @@ class _Pass:
         return self._train and batch and entry.output == 0
 
     def _fused(self, node: Node) -> list[int]:
-        """Return the numbers of the nodes before relu that are computed with it: a normalisation
-        and, maybe, a sum."""
-        if node.op != "relu" and node.attributes.get("act_type") != "relu":
+        """Return the numbers of the nodes before relu, or clip on a GPU, that are computed with it:
+        a normalisation and, maybe, a sum before relu."""
+        is_relu = node.op == "relu" or node.attributes.get("act_type") == "relu"
+        if not is_relu and not (node.op == "clip" and self._tape.on_gpu):
             return []
         before, found = node.inputs[0], []
         summed = self._graph.nodes[before.node]
-        if self._uses[before] == 1 and summed.op in _SUMS:
+        if is_relu and self._uses[before] == 1 and summed.op in _SUMS:
             found.append(before.node)
             before = next(filter(self._ends, summed.inputs), before)
         return [*found, before.node] if self._ends(before) else []
@@ -177,19 +175,22 @@ class _Pass:
         return self._uses[entry] == 1 and self._trains(entry)
 
     def _append_norm(self, node: Node, fused: list[int]) -> Entry:
-        """Append a normalisation; `node` is that, or relu after the `fused` nodes."""
-        norm = self._graph.nodes[fused[-1]]
-        names = {"eps", "axis", "fix_gamma"} & set(norm.attributes)
-        attributes = {name: norm.attributes[name] for name in sorted(names)}
+        """Append a normalisation; `node` is that, or relu or clip after the `fused` nodes."""
+        norm, read = self._graph.nodes[fused[-1]], "x gamma beta"
+        given = {**norm.attributes, **node.attributes}
+        names = ("eps", "axis", "fix_gamma", "momentum", "a_min", "a_max")
+        attributes = {name: given[name] for name in names if name in given}
         inputs = list(norm.inputs[:3])
-        if node is not norm:
+        if node is not norm and node.op != "clip":
             attributes["is_relu"] = "True"
         if len(fused) > 1:
-            summed = self._graph.nodes[fused[0]]
+            summed, read = self._graph.nodes[fused[0]], "x gamma beta added"
             inputs += [entry for entry in summed.inputs if entry.node != fused[-1]]
-        made = Node("_norm", norm.name, attributes, tuple(self._place[each] for each in inputs))
-        place = self._tape.add(made)
-        self._moving.append((norm, place))
+        made = "mean inverse" + " factor addend" * self._tape.on_gpu
+        attributes |= {"read": read, "made": made}
+        places = [self._place[each] for each in (*inputs, *norm.inputs[3:])]
+        place = self._tape.add(Node("_norm", norm.name, attributes, tuple(places[: len(inputs)])))
+        self._tape.moving[place.node] = places[len(inputs) :]
         return place
 
     def _needed(self, backward: int) -> set[int]:
@@ -226,14 +227,15 @@ class _Pass:
 
     def _averages(self) -> tuple[tuple[str, ...], list[Entry]]:
         """Return the variables that are moving averages, and their new values."""
-        found: dict[Entry, Term] = {}
-        for norm, place in reversed(self._moving):
-            self._tape.name = norm.name
+        tape, newest = self._tape, self._tape.newest
+        for number, averages in reversed(tape.moving.items()):
+            norm = tape.nodes[number]
+            tape.name = norm.name
             momentum, epsilon = norm.read.number("momentum", 0.9), norm.read.number("eps", 1e-3)
-            mean, inverse = (Term(self._tape, Entry(place.node, number)) for number in (1, 2))
+            mean, inverse = (Term(tape, Entry(number, output)) for output in (1, 2))
             variance = 1 / inverse.term("square") - epsilon
-            for entry, new in zip(norm.inputs[3:], (mean, variance)):
-                old = found.get(entry, Term(self._tape, self._place[entry]))
-                found[entry] = old * momentum + new * (1 - momentum)
-        names = tuple(self._graph.nodes[entry.node].name for entry in found)
-        return names, [each.entry for each in found.values()]
+            for entry, new in zip(averages, (mean, variance)):
+                old = Term(tape, newest.get(entry, entry))
+                newest[entry] = (old * momentum + new * (1 - momentum)).entry
+        names = tuple(tape.nodes[entry.node].name for entry in newest)
+        return names, list(newest.values())

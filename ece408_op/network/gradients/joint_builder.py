@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from ..builder import Builder, Lowering, Operand, values_of
+from ..builder import Builder, Lowering, Operand, Room, values_of
 from ..graph import Entry
 from ..host_arrays import ITEM_BYTES
 from ..values import ARENA, INPUT, SAVED, Buffer, Steps, Value
@@ -15,15 +15,16 @@ from .lowering import lower
 class JointBuilder(Builder):
     """Builds the steps of a graph with gradients."""
 
-    def __init__(self, lowering: Lowering, joint: Joint, inputs: list[Value]) -> None:
-        super().__init__(lowering, 0, results=["float32"] * len(joint.graph.heads))
+    def __init__(
+        self, lowering: Lowering, joint: Joint, values: dict[str, Value], room: Room | None = None
+    ) -> None:
+        super().__init__(lowering, 0, room, results=["float32"] * len(joint.graph.heads))
         # Those of the network, then the gradients for its outputs.
-        self.inputs = inputs
-        self._joint = joint
+        self.inputs = list(values.values())
+        self._joint, self._values = joint, values
 
-    def build_joint(self, values: dict[str, Value]) -> Steps:
-        """Return the steps, with the inputs at `values`. Raises `UnsupportedProblem` and
-        `InvalidProblem`."""
+    def build_joint(self) -> Steps:
+        """Return the steps. Raises `UnsupportedProblem` and `InvalidProblem`."""
         joint, steps = self._joint, self.steps
         graph, found = joint.graph, dict[Entry, Operand]()
         self._uses, self._counts = graph.uses, graph.outputs
@@ -35,7 +36,7 @@ class JointBuilder(Builder):
                 self._node(found, number, node, lower)
             else:
                 is_given = number < joint.backward
-                value = values[node.name] if is_given else self._gradient_of(number)
+                value = self._values[node.name] if is_given else self._gradient_of(number)
                 self._bind(found, Entry(number), self.given(value))
         for number in range(joint.outputs, len(graph.heads)):
             self._output(found[graph.heads[number]], number)

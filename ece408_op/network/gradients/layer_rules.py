@@ -17,20 +17,46 @@ def _convolution(of: Of) -> list[Gradient]:
     return [
         lambda: w.node("_data_gradient", of.dy, x, **attributes),
         lambda: x.node("_weight_gradient", of.dy, w, **attributes),
-        *[partial(of.dy.node, "_sum_to", each, axis=axis) for each in bias],
+        *[partial(_bias_gradient, of, each, axis) for each in bias],
     ]
+
+
+def _bias_gradient(of: Of, bias: Term, axis: int) -> Term:
+    """Return the sums of dy over each channel. They are 0 if only a normalisation by the batch's
+    averages reads y, as that subtracts the mean."""
+    (number, output), made = of.dy.entry, of.tape.nodes[of.dy.entry.node]
+    is_norms = made.op == "_norm_gradient" and output == 0 and not made.read.flag("accumulates")
+    if not is_norms or made.read.integer("axis", 1) != axis:
+        return of.dy.node("_sum_to", bias, axis=axis)
+    names = ["dx", *made.read.text("made", "").split()]
+    if "zeros" not in names:
+        return bias.node("zeros_like")
+    return Term(of.tape, Entry(number, names.index("zeros")))
 
 
 def _trained_norm(of: Of) -> list[Gradient]:
     x, gamma, _, *added = of.inputs
-    last = [of.y] if of.read.flag("is_relu") else []
+    tape, moving = of.tape, of.tape.moving[of.number]
+    read = {"dy": of.dy, "mean": of.output(1), "inverse": of.output(2), "gamma": gamma}
+    made = ["dgamma", "dbeta", *["dadded" for _ in added]]
+    first = 1 + len(made)
+    if tape.on_gpu:
+        newest = [Term(tape, tape.newest.get(each, each)) for each in moving]
+        read |= {"factor": of.output(3), "addend": of.output(4)}
+        read |= zip(("moving_mean", "moving_variance"), newest)
+        made += ["new_mean", "new_variance", "zeros"]
+    if of.read.flag("is_relu") and (added or not tape.on_gpu):
+        read["positive"] = of.y
+    names = {"read": " ".join(("x", *read)), "made": " ".join(made)}
 
     def gradient(number: int) -> Term:
         if number == 1 and of.read.flag("fix_gamma", True):
             return gamma.node("zeros_like")
-        read = of.dy, of.output(1), of.output(2), gamma, *last
-        made = x.node("_norm_gradient", *read, **of.node.attributes, adds=bool(added))
-        return Term(of.tape, Entry(made.entry.node, number))
+        attributes = {**of.node.attributes, **names}
+        node = x.node("_norm_gradient", *read.values(), **attributes).entry.node
+        if tape.on_gpu and tape.moving.pop(of.number, []):
+            tape.newest |= {each: Entry(node, first + k) for k, each in enumerate(moving)}
+        return Term(tape, Entry(node, number))
 
     return [partial(gradient, k) for k in range(len(of.inputs))]
 
@@ -117,8 +143,10 @@ def _slice_axis(of: Of) -> list[Gradient]:
 
 
 def _concat(of: Of) -> list[Gradient]:
-    axis, inputs = of.read.integer("dim", 1), of.inputs
-    return [partial(of.dy.node, "_part", *inputs[: k + 1], axis=axis) for k in range(len(inputs))]
+    axis, likes = of.read.integer("dim", 1), [entry.node for entry in of.node.inputs]
+    return [
+        partial(of.dy.node, "_part", likes=likes[: k + 1], axis=axis) for k in range(len(likes))
+    ]
 
 
 def _split(of: Of) -> list[Gradient]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 
 from ...errors import UnsupportedProblem
@@ -108,41 +108,57 @@ def _accumulated(
 
 
 def _batch(
-    builder: Builder, attributes: Attributes, operands: list[Operand], names: Sequence[str]
-) -> tuple[Batch, dict[str, Value]]:
-    """Return a normalisation, and the arrays that it reads, by their names, x first."""
-    read = {name: builder.dense(each) for name, each in zip(names, operands)}
+    builder: Builder, attributes: Attributes, operands: list[Operand]
+) -> tuple[Batch, dict[str, Value], dict[str, Value]]:
+    """Return a normalisation, the arrays `read`, by their names, and empty ones to be `made`."""
+    names, made = (attributes.text(each, "").split() for each in ("read", "made"))
+    shape = operands[0].shape
+    axis = axis_of(attributes.integer("axis", 1), len(shape))
+    # Without a sum, kernels of a GPU read parts of more channels.
+    apart = axis == 1 and "factor" in (*names, *made) and not {"added", "positive"} & {*names}
+    read = {
+        name: builder.dense(each, apart and name in ("x", "dy"))
+        for name, each in zip(names, operands)
+    }
     if attributes.flag("fix_gamma", True):
         builder.drop(read.pop("gamma"))
-    shape = read["x"].shape
-    axis = axis_of(attributes.integer("axis", 1), len(shape))
-    sizes = math.prod(shape[:axis]), shape[axis], math.prod(shape[axis + 1 :])
-    return Batch(*sizes, attributes.number("eps", 1e-3), attributes.flag("is_relu")), read
+    bounds = [attributes.number(each) for each in ("a_min", "a_max") if attributes.is_set(each)]
+    batch = Batch(
+        *(math.prod(shape[:axis]), shape[axis], math.prod(shape[axis + 1 :])),
+        *(attributes.number("eps", 1e-3), attributes.flag("is_relu"), tuple(bounds)),
+        *(attributes.number("momentum", 0.9), read["x"].image),
+        y_image=read["dy"].image if "dy" in read else 0,
+    )
+    of_channels = (batch.channels,)
+    shapes = (shape if name == "dadded" else of_channels for name in made)
+    return batch, read, {name: builder.empty(of, False) for name, of in zip(made, shapes)}
 
 
 def _norm(builder: Builder, attributes: Attributes, operands: list[Operand]) -> list[Operand]:
-    """From x, gamma, beta, and what to add before relu, if given: y, mean, inverse deviation."""
-    batch, read = _batch(builder, attributes, operands, ("x", "gamma", "beta", "added"))
-    also = {name: builder.empty((batch.channels,), False) for name in ("mean", "inverse")}
-    plan = builder.lowering.norm(batch, "gamma" in read, "added" in read)
-    y = builder.emit(plan, builder.empty(read["x"].shape, False), read, also=also)
-    return [y, *also.values()]
+    """From x, gamma, beta, and what to add before relu, if given: y, and what is `made`."""
+    batch, read, also = _batch(builder, attributes, operands)
+    y = builder.empty(operands[0].shape, False)
+    return [builder.emit(builder.lowering.norm(batch, read), y, read, also=also), *also.values()]
 
 
 def _norm_gradient(
     builder: Builder, attributes: Attributes, operands: list[Operand]
 ) -> list[Operand]:
-    """From x, dy, mean, inverse, gamma, and y for relu: the gradients for x, gamma, beta, and what
-    was added, if so."""
-    names = ("x", "dy", "mean", "inverse", "gamma", "positive")
-    batch, read = _batch(builder, attributes, operands, names)
-    shape, adds = operands[0].shape, attributes.flag("adds")
-    also = {name: builder.empty((batch.channels,), False) for name in ("dgamma", "dbeta")}
-    if adds:
-        also["dadded"] = builder.empty(shape, False)
-    plan = builder.lowering.norm_gradient(batch, "gamma" in read, adds)
-    dx = builder.emit(plan, builder.empty(shape, False), read, also=also)
-    return [dx, *also.values()]
+    """From the arrays `read`, and what to add dx to, if given: dx, and what is `made`."""
+    batch, read, also = _batch(builder, attributes, operands)
+    dx = builder.empty(operands[0].shape, False)
+    total = [builder.value(operands[-1])] if attributes.flag("accumulates") else []
+    if total and builder.is_free(total[0], part=True) and _step(total[0]) == _step(read["x"]):
+        read["onto"] = dx = total.pop()
+    else:
+        read["x"], batch = builder.dense(read["x"]), batch._replace(x_image=0)
+    plan = builder.lowering.norm_gradient(batch, {*read, *also})
+    made: Operand = builder.emit(plan, dx, read, also=also)
+    return [combined(builder, "add", [*total, made]) if total else made, *also.values()]
+
+
+def _step(value: Value) -> int:
+    return value.image or value.per_image
 
 
 def _dropout(builder: Builder, attributes: Attributes, operands: list[Operand]) -> Operand:
@@ -215,18 +231,17 @@ def _window(builder: Builder, attributes: Attributes, operands: list[Operand]) -
 
 
 def _part(builder: Builder, attributes: Attributes, operands: list[Operand]) -> Operand:
-    """Return the part of a concatenation that comes from the last of its inputs `like`."""
-    a, *likes = operands
-    for each in likes:
-        builder.drop(each)
-    shape = likes[-1].shape
+    """Return the part of a concatenation that has the shape of the last of the nodes `likes`."""
+    likes = [builder.shapes[number] for number in attributes.integers("likes")]
+    shape, x = likes[-1], builder.dense(operands[0], apart=True)
     axis = axis_of(attributes.integer("axis"), len(shape))
-    begin = sum(each.shape[axis] for each in likes[:-1])
-    x = builder.dense(a)
+    begin = sum(each[axis] for each in likes[:-1])
     if axis == 1:
-        offset = x.offset + 4 * begin * math.prod(shape[2:])
-        return x.seen(shape, x.per_image, offset)
+        part = x.seen(shape, _step(x), x.offset + 4 * begin * math.prod(shape[2:]))
+        # One copy for several readers.
+        return builder.dense(part) if builder.readers() > 1 else part
     first = [-begin if k == axis else 0 for k in range(len(shape))]
+    x = builder.dense(x)
     plan = builder.lowering.windowed(x, shape, first)
     return builder.emit(plan, builder.empty(shape, False), {"x": x})
 

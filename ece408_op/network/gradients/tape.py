@@ -9,15 +9,20 @@ from typing import Optional
 from ..graph import Entry, Node
 from ..node_attributes import Attributes
 
-# Operators of gradients that can be added to an array, their last input.
-_ACCUMULATING = ("_data_gradient", "_weight_gradient")
+# Operators of gradients that can be added to an array, their last input; the last one on a GPU.
+_ACCUMULATING = ("_data_gradient", "_weight_gradient", "_norm_gradient")
 
 
 class Tape:
-    """Nodes in topological order. Equal nodes are made once."""
+    """Nodes in topological order, for a GPU or the CPU. Equal nodes are made once."""
 
-    def __init__(self) -> None:
+    def __init__(self, on_gpu: bool) -> None:
         self.nodes: list[Node] = []
+        self.on_gpu = on_gpu
+        # The moving averages of the normalisations whose gradients do not compute new ones, and the
+        # newest values of averages.
+        self.moving: dict[int, list[Entry]] = {}
+        self.newest: dict[Entry, Entry] = {}
         # The name of the nodes that are made.
         self.name = ""
         self._known: dict[object, int] = {}
@@ -40,11 +45,14 @@ class Tape:
         if total is None:
             return more
         last = self.nodes[-1]
-        is_last = total.node < more.node == len(self.nodes) - 1
-        if last.op not in _ACCUMULATING or not is_last:
+        is_last = total.node < more.node == len(self.nodes) - 1 and more.output == 0
+        is_norms = last.op == "_norm_gradient"
+        if last.op not in _ACCUMULATING or not is_last or (is_norms and not self.on_gpu):
             return self.node("_term", (total, more), {"term": "add"})
-        self._known = {key: n for key, n in self._known.items() if n != more.node}
-        self.nodes[-1] = replace(last, inputs=(*last.inputs, total))
+        if not is_norms:
+            self._known = {key: n for key, n in self._known.items() if n != more.node}
+        attributes = {**last.attributes, "accumulates": "True"}
+        self.nodes[-1] = replace(last, inputs=(*last.inputs, total), attributes=attributes)
         return more
 
 

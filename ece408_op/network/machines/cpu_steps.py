@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -131,15 +131,15 @@ class CpuSteps(Lowering):
         made, inputs = self._convolution(problem, kernel), (a, b, "onto" if adds else "")
         return CpuPlan(f"{kernel}_{self.isa}", kind, inputs, made)
 
-    def norm(self, batch: Batch, scaled: bool, adds: bool) -> CpuPlan:
-        inputs = "x", "beta", "gamma" if scaled else "", "added" if adds else ""
-        made = program.packed(program.Batch, *batch)
+    def norm(self, batch: Batch, names: Collection[str]) -> CpuPlan:
+        inputs = _of(names, "x", "beta", "gamma", "added")
+        made = program.packed(program.Batch, *batch[:5])
         return CpuPlan("norm", Kind.NORM, inputs, made, also=("mean", "inverse"))
 
-    def norm_gradient(self, batch: Batch, scaled: bool, adds: bool) -> CpuPlan:
-        last = "gamma" if scaled else "", "positive" if batch.is_relu else ""
-        inputs, made = ("x", "dy", "mean", "inverse", *last), program.packed(program.Batch, *batch)
-        also = "dgamma", "dbeta", "dadded" if adds else ""
+    def norm_gradient(self, batch: Batch, names: Collection[str]) -> CpuPlan:
+        inputs = _of(names, "x", "dy", "mean", "inverse", "gamma", "positive")
+        made = program.packed(program.Batch, *batch[:5])
+        also = _of(names, "dgamma", "dbeta", "dadded")
         return CpuPlan("norm_gradient", Kind.NORM_GRADIENT, inputs, made, also=also)
 
     def one_hot(self, rows: int, length: int, inner: int) -> CpuPlan:
@@ -163,7 +163,7 @@ class CpuSteps(Lowering):
             read["packed"] = packed
         made = self._convolution(problem, kernel, *(bounds or (-math.inf, math.inf)))
         y = place or builder.empty(pending.shape, builder.constant(pending))
-        inputs = tuple(each if each in read else "" for each in _CONVOLVED)
+        inputs = _of(read, *_CONVOLVED)
         # The array in the layer's own shape, so that `emit` checks all that the kernel writes.
         own = y.seen(problem.y_shape)
         logged = problem if pending.logged else None
@@ -210,6 +210,10 @@ class CpuSteps(Lowering):
         if isinstance(operand, Value) and operand.dtype == "float32" and operand.shape[0] == 1:
             return operand if operand.dense else operand.seen(operand.shape)
         return builder.dense(operand)
+
+
+def _of(names: Collection[str], *order: str) -> tuple[str, ...]:
+    return tuple(each if each in names else "" for each in order)
 
 
 def _pooled(x: Value, y: Value, windows: Windows) -> bytes:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from ... import settings
@@ -106,17 +106,24 @@ class GpuSteps(Lowering):
         find = Launch("find", grid, (_THREADS, 1, 1), ("workspace", "x", "pooled", count))
         return replace(plan, launches=(find, *plan.launches), workspace_bytes=nbytes * count)
 
-    def norm(self, batch: Batch, scaled: bool, adds: bool) -> Plan:
-        defines = ("EPSILON", repr(float(batch.epsilon))), ("ADDS", int(adds))
-        arrays = ("y", "mean", "inverse", "x", "gamma", "beta", "added", "workspace")
+    def norm(self, batch: Batch, names: Collection[str]) -> Plan:
+        defines = ("EPSILON", repr(float(batch.epsilon))), ("ADDS", int("added" in names))
+        made, read = ("y", "mean", "inverse", "factor", "addend"), ("x", "gamma", "beta", "added")
+        arrays = (*made, *read, "workspace")
         return _passes(_NORM, defines, batch, ("workspace", "x"), "normalise", arrays)
 
-    def norm_gradient(self, batch: Batch, scaled: bool, adds: bool) -> Plan:
-        read = "x", "dy", "positive", "mean"
-        gradient = "dadded" if adds and _splits(batch) > 1 else "dy"
-        arrays = ("y", "dgamma", "dbeta", "dadded", "x", gradient, *read[2:], "inverse", "gamma")
-        sums, named = ("workspace", "dadded", *read), ("differentiate", (*arrays, "workspace"))
-        return _passes(_NORM_GRADIENT, (("ADDS", int(adds)),), batch, sums, *named)
+    def norm_gradient(self, batch: Batch, names: Collection[str]) -> Plan:
+        numbers = {"EPSILON": batch.epsilon, "MOMENTUM": batch.momentum}
+        defines: list[tuple[str, str | int]] = [(n, repr(float(v))) for n, v in numbers.items()]
+        defines += ("ADDS", int("dadded" in names)), ("ACCUMULATES", int("onto" in names))
+        read, gradient = ("positive", "mean", "factor", "addend"), "dy"
+        sums = ("workspace", "dadded", "x", gradient, *read)
+        if "dadded" in names and _splits(batch) > 1:
+            gradient = "dadded"
+        made = ("y", "dgamma", "dbeta", "zeros", "new_mean", "new_variance", "dadded")
+        last = ("inverse", "gamma", "moving_mean", "moving_variance", "workspace")
+        arrays = (*made, "x", gradient, *read, *last)
+        return _passes(_NORM_GRADIENT, tuple(defines), batch, sums, "differentiate", arrays)
 
     def one_hot(self, rows: int, length: int, inner: int) -> Plan:
         elements = rows * length * inner
@@ -199,6 +206,17 @@ def _splits(batch: Batch) -> int:
     return divide_up(vectors, 4 * threads * turns)
 
 
+def _activation(batch: Batch) -> tuple[tuple[str, str], ...]:
+    """Return the macros of the function after a normalisation."""
+    if batch.bounds:
+        low, high = map(literal, batch.bounds)
+        bounded, passes = f"v>{high}?{high}:v<{low}?{low}:v", f"!(v>{high}||v<{low})"
+    else:
+        bounded, passes = "v<0?0:v", "v>0"
+    is_none = not batch.is_relu and not batch.bounds
+    return () if is_none else (("ACTIVATED(v)", f"({bounded})"), ("PASSES(v)", f"({passes})"))
+
+
 def _passes(
     code: Code,
     defines: Defines,
@@ -209,11 +227,13 @@ def _passes(
 ) -> Plan:
     """Return the passes over channels: "sum" with the arrays `sums`, unless there is one split,
     then `function`."""
-    splits, sizes = _splits(batch), batch[:3]
+    splits, sizes = _splits(batch), (batch.images, batch.channels, batch.pixels)
+    apart = (batch.x_image or sizes[1] * sizes[2], batch.y_image or sizes[1] * sizes[2])
     grid = (divide_up(batch.channels, _lanes(batch)), splits, 1)
-    last = ("IS_RELU", int(batch.is_relu)), ("CHANNELS_LAST", int(batch.pixels == 1))
+    layout = {"APART": batch.x_image + batch.y_image > 0, "CHANNELS_LAST": batch.pixels == 1}
+    last: Defines = (*((name, int(so)) for name, so in layout.items()), *_activation(batch))
     launches = tuple(
-        Launch(name, grid, (_THREADS, 1, 1), (*names, *sizes, splits))
+        Launch(name, grid, (_THREADS, 1, 1), (*names, *sizes, splits, *apart))
         for name, names in (("sum", sums), (function, arrays))
     )
     if splits == 1:

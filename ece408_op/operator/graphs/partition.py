@@ -304,7 +304,7 @@ def _why_not(node: Node, on: str, trains: bool) -> str | None:
     reason = network.why_not(node["op"], attributes)
     if reason or not trains:
         return reason
-    return network.why_not_trained(node["op"], attributes, draws=on == "gpu")
+    return network.why_not_trained(node["op"], attributes, on_gpu=on == "gpu")
 
 
 def _why_not_together(

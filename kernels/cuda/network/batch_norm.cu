@@ -1,4 +1,4 @@
-// Batch normalisation by the batch's own mean and variance, an optional sum, and relu.
+// Batch normalisation by the batch's own mean and variance, an optional sum, and relu or clip.
 //
 // Two passes: sums of a channel's splits, then y, for which each block adds up its channel's sums
 // again. Small channels have one split, whose block does both. The second pass goes backwards, as
@@ -11,8 +11,8 @@
 #ifndef ADDS
 #define ADDS 0  // the sum with `added`, before relu
 #endif
-#ifndef IS_RELU
-#define IS_RELU 0
+#ifndef ACTIVATED
+#define ACTIVATED(v) v  // NaN stays NaN
 #endif
 
 // Sums of the differences from the channel's first element, and of their squares: those of large
@@ -22,8 +22,8 @@ __device__ Sums difference_sums(const Pass &pass, const float *x) {
     Sums sums;
     if (pass.is_empty()) return sums;
     const double about = __ldg(x + pass.channel * pass.pixels);
-    const auto fetch = [&](unsigned at) { return load<V>(x + at); };
-    pass.each<V, 4>(fetch, [&](unsigned, const Vector<V> &v) {
+    const auto fetch = [&](Place at) { return load<V>(x + at.x); };
+    pass.each<V, 4>(fetch, [&](Place, const Vector<V> &v) {
 #pragma unroll
         for (int k = 0; k < V; k++) {
             const double difference = v.of[k] - about;
@@ -34,12 +34,8 @@ __device__ Sums difference_sums(const Pass &pass, const float *x) {
 }
 
 __device__ Sums difference_sums(const Pass &pass, const float *x) {
-    return has_vectors(pass.pixels, x) ? difference_sums<4>(pass, x) : difference_sums<1>(pass, x);
+    return pass.has_vectors(x) ? difference_sums<4>(pass, x) : difference_sums<1>(pass, x);
 }
-
-struct Normal {
-    float mean, factor, addend;
-};
 
 template <int V>
 __device__ void put_normal(const Pass &pass, const Normal &of, float *y, const float *x,
@@ -47,33 +43,32 @@ __device__ void put_normal(const Pass &pass, const Normal &of, float *y, const f
     struct Pair {
         Vector<V> x, added;
     };
-    const auto fetch = [&](unsigned at) {
-        return Pair{load<V>(x + at), ADDS ? load<V>(added + at) : Vector<V>{}};
+    const auto fetch = [&](Place at) {
+        return Pair{load<V>(x + at.x), ADDS ? load<V>(added + at.y) : Vector<V>{}};
     };
-    pass.each<V, 4>(fetch, [&](unsigned at, Pair &pair) {
+    pass.each<V, 4>(fetch, [&](Place at, Pair &pair) {
 #pragma unroll
         for (int k = 0; k < V; k++) {
-            float value = (pair.x.of[k] - of.mean) * of.factor + of.addend;
+            float value = of.of(pair.x.of[k]);
             if (ADDS) value += pair.added.of[k];
-            pair.x.of[k] = IS_RELU && value < 0 ? 0 : value;  // NaN stays NaN
+            pair.x.of[k] = ACTIVATED(value);
         }
-        store<V>(y + at, pair.x);
+        store<V>(y + at.y, pair.x);
     });
 }
 
 extern "C" __global__ void PASS
-    sum(double2 *parts, const float *x, int images, int channels, int pixels, int splits) {
-    const Pass pass(images, channels, pixels, splits, blockIdx.x, blockIdx.y);
+    sum(double2 *parts, const float *x, SIZES) {
+    const Pass pass(GIVEN, blockIdx.x, blockIdx.y);
     put_sums(parts, pass, difference_sums(pass, x));
 }
 
 // With one split it reads no `parts`; without `gamma` that is 1.
 extern "C" __global__ void PASS
-    normalise(float *y, float *mean, float *inverse, const float *x, const float *gamma,
-              const float *beta, const float *added, const double2 *parts, int images, int channels,
-              int pixels, int splits) {
-    const Pass pass(images, channels, pixels, splits, gridDim.x - 1 - blockIdx.x,
-                    gridDim.y - 1 - blockIdx.y);
+    normalise(float *y, float *mean, float *inverse, float *factor, float *addend, const float *x,
+              const float *gamma, const float *beta, const float *added, const double2 *parts,
+              SIZES) {
+    const Pass pass(GIVEN, gridDim.x - 1 - blockIdx.x, gridDim.y - 1 - blockIdx.y);
     const Sums total = add_up(splits > 1 ? sums_of(parts, pass) : difference_sums(pass, x));
     __shared__ Normal of_lanes[kLanes];
     const unsigned channel = pass.channel;
@@ -86,12 +81,16 @@ extern "C" __global__ void PASS
         const float own_mean = float(__ldg(x + channel * pixels) + from_about + lost);
         const float own_inverse = deviation == 0 ? 0.f : float(1 / deviation);
         const float scale = gamma ? __ldg(gamma + channel) : 1.f;
-        of_lanes[threadIdx.x] = {own_mean, own_inverse * scale, __ldg(beta + channel)};
-        if (pass.split == 0) mean[channel] = own_mean, inverse[channel] = own_inverse;
+        const Normal own{own_mean, own_inverse * scale, __ldg(beta + channel)};
+        of_lanes[threadIdx.x] = own;
+        if (pass.split == 0) {
+            mean[channel] = own_mean, inverse[channel] = own_inverse;
+            factor[channel] = own.factor, addend[channel] = own.addend;
+        }
     }
     __syncthreads();
     if (pass.is_empty()) return;
     const Normal of = of_lanes[threadIdx.x % kLanes];
-    if (has_vectors(pixels, x, y, ADDS ? added : x)) put_normal<4>(pass, of, y, x, added);
+    if (pass.has_vectors(x, y, ADDS ? added : x)) put_normal<4>(pass, of, y, x, added);
     else put_normal<1>(pass, of, y, x, added);
 }

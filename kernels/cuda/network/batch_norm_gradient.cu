@@ -1,4 +1,4 @@
-// Gradients of batch normalisation with an optional sum and relu.
+// Gradients of batch normalisation with an optional sum and relu or clip, and new moving averages.
 //
 // Two passes like the forward ones: sums of the gradients and of their products with the
 // differences from the mean, then dx. The first one also writes the gradients after relu, `dadded`,
@@ -6,117 +6,144 @@
 // does both.
 #include "channel_passes.cuh"
 
+#ifndef EPSILON
+#define EPSILON 1e-3
+#endif
+#ifndef MOMENTUM
+#define MOMENTUM 0.9
+#endif
 #ifndef ADDS
 #define ADDS 0  // there is an addend
 #endif
-#ifndef IS_RELU
-#define IS_RELU 0
+#ifndef ACCUMULATES
+#define ACCUMULATES 0  // dx is added to what is in its place
 #endif
+#ifndef PASSES
+#define PASSES(v) true  // whether a gradient passes the function of v; after a sum, v is its result
+#endif
+#define READ \
+    const float *x, const float *dy, const float *y, const float *mean, const float *factor, \
+        const float *addend
 
-template <int V>
-struct Both {
-    Vector<V> x, gradient;
+struct Arrays {
+    const float *x, *dy, *y;
+    Normal normal;
+
+    __device__ Arrays(const Pass &pass, READ) : x(x), dy(dy), y(y), normal{} {
+        if (pass.is_empty()) return;
+        normal = {__ldg(mean + pass.channel), __ldg(factor + pass.channel),
+                  __ldg(addend + pass.channel)};
+    }
 };
 
-// x, and the gradients that relu passes on, if `MASKED`: where its result y is positive.
+template <int V>
+struct Terms {
+    Vector<V> x, gradient, before;
+};
+
+// x, and the gradients, those that pass if `MASKED`.
 template <int V, bool MASKED>
-__device__ Both<V> both(const float *x, const float *dy, const float *y, unsigned at) {
-    Both<V> found{load<V>(x + at), load<V>(dy + at)};
-    if (MASKED) {
-        const auto result = load<V>(y + at);
+__device__ Terms<V> terms(const Arrays &from, Place at) {
+    Terms<V> found{load<V>(from.x + at.x), load<V>(from.dy + at.y)};
+    Vector<V> result{};
+    if (MASKED && ADDS) result = load<V>(from.y + at.y);
 #pragma unroll
-        for (int k = 0; k < V; k++) {
-            found.gradient.of[k] = result.of[k] > 0 ? found.gradient.of[k] : 0;
-        }
+    for (int k = 0; k < V; k++) {
+        const float v = ADDS ? result.of[k] : from.normal.of(found.x.of[k]);
+        if (MASKED && !(PASSES(v))) found.gradient.of[k] = 0;
     }
     return found;
 }
 
 template <int V>
-__device__ Sums product_sums(const Pass &pass, float *dadded, const float *x, const float *dy,
-                             const float *y, const float *means) {
+__device__ Sums product_sums(const Pass &pass, float *dadded, const Arrays &from) {
     Sums sums;
     if (pass.is_empty()) return sums;
-    const float mean = __ldg(means + pass.channel);
-    const auto fetch = [&](unsigned at) { return both<V, IS_RELU>(x, dy, y, at); };
-    pass.each<V, 2>(fetch, [&](unsigned at, const Both<V> &of) {
+    const auto fetch = [&](Place at) { return terms<V, true>(from, at); };
+    pass.each<V, 2>(fetch, [&](Place at, const Terms<V> &of) {
 #pragma unroll
         for (int k = 0; k < V; k++) {
-            sums.add(of.gradient.of[k], of.gradient.of[k] * (of.x.of[k] - mean));
+            sums.add(of.gradient.of[k], of.gradient.of[k] * (of.x.of[k] - from.normal.mean));
         }
-        if (ADDS) store<V>(dadded + at, of.gradient);
+        if (ADDS) store<V>(dadded + at.y, of.gradient);
     });
     return sums;
 }
 
-__device__ Sums product_sums(const Pass &pass, float *dadded, const float *x, const float *dy,
-                             const float *y, const float *means) {
-    return has_vectors(pass.pixels, x, dy, ADDS ? dadded : x, IS_RELU ? y : x)
-               ? product_sums<4>(pass, dadded, x, dy, y, means)
-               : product_sums<1>(pass, dadded, x, dy, y, means);
+__device__ Sums product_sums(const Pass &pass, float *dadded, const Arrays &from) {
+    return pass.has_vectors(from.x, from.dy, ADDS ? dadded : from.x, ADDS ? from.y : from.x)
+               ? product_sums<4>(pass, dadded, from)
+               : product_sums<1>(pass, dadded, from);
 }
 
 struct Factors {
-    float mean, of_gradient, of_difference, constant;
+    float of_gradient, of_difference, constant;
 };
 
 template <int V, bool MASKED>
-__device__ void put_gradients(const Pass &pass, const Factors &f, float *dx, const float *x,
-                              const float *dy, const float *y) {
-    const auto fetch = [&](unsigned at) { return both<V, MASKED>(x, dy, y, at); };
-    pass.each<V, 2>(fetch, [&](unsigned at, Both<V> &of) {
+__device__ void put_gradients(const Pass &pass, const Factors &f, float *dx, const Arrays &from) {
+    const auto fetch = [&](Place at) {
+        Terms<V> found = terms<V, MASKED>(from, at);
+        if (ACCUMULATES) found.before = *reinterpret_cast<const Vector<V> *>(dx + at.x);
+        return found;
+    };
+    pass.each<V, 2>(fetch, [&](Place at, Terms<V> &of) {
 #pragma unroll
         for (int k = 0; k < V; k++) {
             of.x.of[k] = of.gradient.of[k] * f.of_gradient +
-                         ((of.x.of[k] - f.mean) * f.of_difference + f.constant);
+                         ((of.x.of[k] - from.normal.mean) * f.of_difference + f.constant);
+            if (ACCUMULATES) of.x.of[k] += of.before.of[k];
         }
-        store<V>(dx + at, of.x);
+        store<V>(dx + at.x, of.x);
     });
 }
 
 template <bool MASKED>
-__device__ void put_gradients(const Pass &pass, const Factors &f, float *dx, const float *x,
-                              const float *dy, const float *y) {
-    if (has_vectors(pass.pixels, dx, x, dy, MASKED ? y : x))
-        put_gradients<4, MASKED>(pass, f, dx, x, dy, y);
+__device__ void put_gradients(const Pass &pass, const Factors &f, float *dx, const Arrays &from) {
+    if (pass.has_vectors(dx, from.x, from.dy, MASKED && ADDS ? from.y : from.x))
+        put_gradients<4, MASKED>(pass, f, dx, from);
     else
-        put_gradients<1, MASKED>(pass, f, dx, x, dy, y);
+        put_gradients<1, MASKED>(pass, f, dx, from);
 }
 
-extern "C" __global__ void PASS
-    sum(double2 *parts, float *dadded, const float *x, const float *dy, const float *y,
-        const float *mean, int images, int channels, int pixels, int splits) {
-    const Pass pass(images, channels, pixels, splits, blockIdx.x, blockIdx.y);
-    put_sums(parts, pass, product_sums(pass, dadded, x, dy, y, mean));
+extern "C" __global__ void PASS sum(double2 *parts, float *dadded, READ, SIZES) {
+    const Pass pass(GIVEN, blockIdx.x, blockIdx.y);
+    const Arrays from(pass, x, dy, y, mean, factor, addend);
+    put_sums(parts, pass, product_sums(pass, dadded, from));
 }
 
 // With several splits dy is `dadded`, if that is written, and has passed relu. Without `gamma` that
-// is 1.
+// is 1. `zeros` are the sums of dx.
 extern "C" __global__ void PASS
-    differentiate(float *dx, float *dgamma, float *dbeta, float *dadded, const float *x,
-                  const float *dy, const float *y, const float *mean, const float *inverse,
-                  const float *gamma, const double2 *parts, int images, int channels, int pixels,
-                  int splits) {
-    const Pass pass(images, channels, pixels, splits, gridDim.x - 1 - blockIdx.x,
-                    gridDim.y - 1 - blockIdx.y);
-    const Sums total = add_up(splits > 1 ? sums_of(parts, pass)
-                                         : product_sums(pass, dadded, x, dy, y, mean));
+    differentiate(float *dx, float *dgamma, float *dbeta, float *zeros, float *new_mean,
+                  float *new_variance, float *dadded, READ, const float *inverse,
+                  const float *gamma, const float *moving_mean, const float *moving_variance,
+                  const double2 *parts, SIZES) {
+    const Pass pass(GIVEN, gridDim.x - 1 - blockIdx.x, gridDim.y - 1 - blockIdx.y);
+    const Arrays from(pass, x, dy, y, mean, factor, addend);
+    const Sums total = add_up(splits > 1 ? sums_of(parts, pass) : product_sums(pass, dadded, from));
     __shared__ Factors of_lanes[kLanes];
     const unsigned channel = pass.channel;
     if (threadIdx.x < kLanes && !pass.is_empty()) {
-        const double count = double(images) * pixels, own = __ldg(inverse + channel);
+        const float own_inverse = __ldg(inverse + channel);
+        const double count = double(images) * pixels, own = own_inverse;
         const double scale = own * (gamma ? __ldg(gamma + channel) : 1.f);
         const double of_difference = -scale * own * own * total.second / count;
-        of_lanes[threadIdx.x] = {__ldg(mean + channel), float(scale), float(of_difference),
+        of_lanes[threadIdx.x] = {float(scale), float(of_difference),
                                  float(-scale * total.first / count)};
         if (pass.split == 0) {
+            constexpr float kept = MOMENTUM, rest = 1 - MOMENTUM, epsilon = EPSILON;
+            const float variance = 1 / (own_inverse * own_inverse) - epsilon;
             dgamma[channel] = float(total.second * own);
             dbeta[channel] = float(total.first);
+            zeros[channel] = 0;
+            new_mean[channel] = __ldg(moving_mean + channel) * kept + from.normal.mean * rest;
+            new_variance[channel] = __ldg(moving_variance + channel) * kept + variance * rest;
         }
     }
     __syncthreads();
     if (pass.is_empty()) return;
     const Factors f = of_lanes[threadIdx.x % kLanes];
-    if (ADDS && splits > 1) put_gradients<false>(pass, f, dx, x, dy, y);
-    else put_gradients<IS_RELU>(pass, f, dx, x, dy, y);
+    if (ADDS && splits > 1) put_gradients<false>(pass, f, dx, from);
+    else put_gradients<true>(pass, f, dx, from);
 }

@@ -1,5 +1,5 @@
 // Passes over channels of arrays (images, channels, pixels), and sums over them that are the same
-// in every run.
+// in every run. x and its gradient may be parts of more channels, and so may the others.
 //
 // A block has one split of kLanes adjacent channels: a range of each channel's vectors, which its
 // kRanks threads read in turn. Sums are in double: where that runs at half the rate of float,
@@ -11,6 +11,11 @@
 #ifndef CHANNELS_LAST
 #define CHANNELS_LAST 0  // arrays have one pixel
 #endif
+#ifndef APART
+#define APART 0  // images begin x_image elements apart in x and dx, y_image in the other arrays
+#endif
+#define SIZES int images, int channels, int pixels, int splits, int x_image, int y_image
+#define GIVEN images, channels, pixels, splits, x_image, y_image
 
 // Four blocks at a time: registers for several loads.
 #define PASS __launch_bounds__(256, 4)
@@ -18,14 +23,8 @@ constexpr unsigned kThreads = 256;
 // Neighbouring threads read channels that are adjacent in memory, a sector of it.
 constexpr unsigned kLanes = CHANNELS_LAST ? 8 : 1, kRanks = kThreads / kLanes;
 
-// `pixels` of four floats can be read as vectors, if all arrays begin at multiples of 16 bytes.
-template <class... Arrays>
-__device__ bool has_vectors(int pixels, Arrays... arrays) {
-    return !CHANNELS_LAST && (((pixels * sizeof(float)) | ... | uintptr_t(arrays)) % 16) == 0;
-}
-
 template <int V>
-struct Vector {
+struct alignas(sizeof(float) * V) Vector {
     float of[V];
 };
 
@@ -44,19 +43,48 @@ __device__ void store(float *to, const Vector<V> &v) {
     else *reinterpret_cast<float4 *>(to) = make_float4(v.of[0], v.of[1], v.of[2], v.of[3]);
 }
 
+// The normalisation of a channel, which both passes of a network round alike.
+struct Normal {
+    float mean, factor, addend;
+
+    __device__ float of(float x) const { return fmaf(x - mean, factor, addend); }
+};
+
+// Indices of floats in x and dx, and in the other arrays.
+struct Place {
+    unsigned x, y;
+
+    __device__ void operator+=(const Place &other) {
+        x += other.x;
+        y = APART ? y + other.y : x;
+    }
+};
+
 // What a thread reads of the arrays: a part of the split `split` of a channel.
 struct Pass {
-    unsigned images, channels, pixels, splits, channel, split;
+    unsigned images, channels, pixels, splits, x_image, y_image, channel, split;
 
-    __device__ Pass(int images, int channels, int pixels, int splits, unsigned group,
-                    unsigned split)
+    __device__ Pass(SIZES, unsigned group, unsigned split)
         : images(images), channels(channels), pixels(pixels), splits(splits),
+          x_image(APART ? x_image : channels * pixels),
+          y_image(APART ? y_image : channels * pixels),
           channel(group * kLanes + threadIdx.x % kLanes), split(split) {}
 
     __device__ bool is_empty() const { return channel >= channels; }
 
-    // Calls `use(at, fetch(at))` for every V-th index of a float, beginning with the thread's own.
-    // TOGETHER fetches, or twice as many of single floats, are on their way at the same time.
+    __device__ Place place(unsigned image, unsigned floats) const {
+        return {image * x_image + floats, image * y_image + floats};
+    }
+
+    // Whether pixels can be read as vectors of four floats.
+    template <class... Arrays>
+    __device__ bool has_vectors(Arrays... arrays) const {
+        const unsigned sizes = pixels | x_image | y_image;
+        return !CHANNELS_LAST && (((sizes * sizeof(float)) | ... | uintptr_t(arrays)) % 16) == 0;
+    }
+
+    // Calls `use(at, fetch(at))` for every V-th place, beginning with the thread's own. TOGETHER
+    // fetches, or twice as many of single floats, are on their way at the same time.
     template <int V, int TOGETHER, class Fetch, class Use>
     __device__ void each(const Fetch &fetch, const Use &use) const {
         constexpr unsigned kUnroll = V == 1 ? 2 * TOGETHER : TOGETHER;
@@ -65,12 +93,12 @@ struct Pass {
         const unsigned first = split * length + rank, end = min((split + 1) * length, vectors);
         if (is_empty() || first >= end) return;
         // Additions in place of a division for each vector.
-        const unsigned image = channels * pixels, on = kRanks % per_image;
-        const unsigned step = kRanks / per_image * image + on * V, wrap = image - pixels;
-        unsigned at = first / per_image * image + channel * pixels + first % per_image * V;
+        const unsigned on = kRanks % per_image;
+        const Place step = place(kRanks / per_image, on * V), wrap = place(1, -pixels);
+        Place at = place(first / per_image, channel * pixels + first % per_image * V);
         unsigned pixel = first % per_image;
         for (unsigned left = (end - first + kRanks - 1) / kRanks; left > 0;) {
-            unsigned places[kUnroll];
+            Place places[kUnroll];
             decltype(fetch(at)) fetched[kUnroll];
 #pragma unroll
             for (unsigned k = 0; k < kUnroll; k++) {
