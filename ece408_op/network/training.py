@@ -30,7 +30,8 @@ _MOST_PROGRAMS = 8
 class Training:
     """A network given as MXNet's JSON graph, with gradients for the variables `wanted`; `names` are
     its variables in order. With `train` it is as in training. It runs `on` a machine, as `Network`
-    does, and on one GPU only. Programs share memory for the arrays of one pass. Thread-safe.
+    does, and on one GPU only: that of MXNet's `cpu(device)`. Programs share memory for the arrays
+    of one pass. Thread-safe.
 
     Raises `UnsupportedProblem` for operators whose gradients are not computed.
     """
@@ -42,11 +43,12 @@ class Training:
         wanted: Sequence[str],
         train: bool = True,
         on: str = "cpu",
+        device: int = 0,
     ) -> None:
         graph = Graph.parse(symbol_json).pooled_first()
         graph.check_inputs(names)
         self._joint = differentiate(graph, wanted, train, on_gpu=on != "cpu")
-        self._names, self._wanted, self._on = tuple(names), tuple(wanted), on
+        self._names, self._wanted, self._on = tuple(names), tuple(wanted), (on, device)
         self._lock = threading.Lock()
         self._arena = _Arena()
         self._programs: OrderedDict[Any, TrainingProgram | GpuTrainingProgram] = OrderedDict()
@@ -66,7 +68,7 @@ class Training:
         `InvalidProblem` and `NoUsableGpu`."""
         if len(inputs) != len(self._names):
             raise InvalidProblem(f"the network takes {len(self._names)} arrays, not {len(inputs)}")
-        machine = machines.chosen(self._on)[0]
+        machine = machines.of_context(*self._on)
         shapes = tuple((each.shape, each.dtype) for each in inputs)
         precisions = settings.precision(), settings.gradient_precision()
         key = shapes, precisions, chosen_isa(), machine.key

@@ -116,13 +116,15 @@ def install() -> None:
 
 
 class _Seeds:
-    """The seeds of calls that draw random numbers on a GPU, by MXNet's seed and their order."""
+    """The seeds of calls that draw random numbers on a GPU, by MXNet's seed, the device of their
+    context, and their order there."""
 
     def __init__(self, seed: int) -> None:
-        self._seed, self._calls = seed & 0xFFFFFFFF, itertools.count()
+        self._seed, self._calls = seed & 0xFFFFFFFF, dict[int, Iterator[int]]()
 
-    def next(self) -> int:
-        return next(self._calls) << 32 | self._seed
+    def next(self, device: int) -> int:
+        calls = self._calls.setdefault(device, itertools.count(device << 24))
+        return next(calls) << 32 | self._seed
 
 
 _seeds = _Seeds(0)
@@ -215,11 +217,12 @@ class Parts:
         shapes: Sequence[tuple[int, ...]],
         name: str,
         on: str,
+        device: int,
     ) -> dict[str, Any]:
         """Open a part that trains, of float32, and return its node, without inputs. `wanted` are
-        its inputs whose gradients are computed, and `shapes` those of all. Raises what `Training`
-        does."""
-        opened = _Trained(graph, wanted, shapes, on)
+        its inputs whose gradients are computed, and `shapes` those of all; they are on MXNet's
+        `cpu(device)`. Raises what `Training` does."""
+        opened = _Trained(graph, wanted, shapes, on, device)
         self.train_on_gpu = opened.in_python
         kinds = DATA * len(shapes)
         types = ["float32"] * (len(shapes) + len(graph["heads"]))
@@ -449,14 +452,15 @@ class _Trained:
         wanted: Sequence[str],
         shapes: Sequence[tuple[int, ...]],
         on: str,
+        device: int,
     ) -> None:
         from ..network import Array
         from ..network.training import Training
 
         self.outputs, self.in_python = len(graph["heads"]), on == "gpu"
         self._names = [node["name"] for node in graph["nodes"] if node["op"] == "null"]
-        self._wanted, self.inputs = wanted, len(self._names)
-        self._training = Training(json.dumps(graph), self._names, wanted, on=on)
+        self._wanted, self.inputs, self._device = wanted, len(self._names), device
+        self._training = Training(json.dumps(graph), self._names, wanted, on=on, device=device)
         # Not every layer's gradient is computed for every shape.
         self._training.program([Array(0, shape, "float32", 0) for shape in shapes])
         self._averages = [self._names.index(name) for name in self._training.averages]
@@ -506,7 +510,7 @@ class _Trained:
         if saved is None or known is not made:
             saved = made.room()
         _recorded[call] = made, saved
-        self._publish(made, made.forward(inputs, outputs, saved, _seeds.next()), 0)
+        self._publish(made, made.forward(inputs, outputs, saved, _seeds.next(self._device)), 0)
 
     def backward(self, call: int, arrays: Sequence[Array]) -> None:
         """Compute its backward pass, from the inputs and the gradients for the outputs to the

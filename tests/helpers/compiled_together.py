@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import re
 import tempfile
+import threading
 from pathlib import Path
 
 from ece408_op.backends.emulator import emulator_compiler, library, plans
@@ -109,6 +110,27 @@ class MachineAtOnce(MachineOfMany):
 def machine(mode):
     """Return the machine of all networks of this process, which have kernels in common."""
     return MachineAtOnce(mode)
+
+
+class _OneOfSeveral(_MachineAtOnce):
+    """One of several emulated GPUs. They have kernels in common, and work one at a time."""
+
+    def __init__(self, number, lock):
+        super().__init__("fast")
+        self.key, self.lock = (*self.key, number), lock
+        self._kernels = machine("fast")._kernels
+        self.recorded = 0
+
+    def record(self, lane, runs):
+        self.recorded += 1
+        return super().record(lane, runs)
+
+
+@functools.cache
+def several(count):
+    """Return emulated GPUs, any of which one thread can use at the same time."""
+    lock = threading.RLock()
+    return [_OneOfSeveral(number, lock) for number in range(count)]
 
 
 def _functions(plan):

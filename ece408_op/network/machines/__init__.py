@@ -25,3 +25,10 @@ def chosen(on: str) -> list[Machine]:
     from .real_gpu import real_gpu
 
     return [real_gpu(index) for index in settings.devices()]
+
+
+def of_context(on: str, device: int) -> Machine:
+    """Return the one of `chosen` for arrays of MXNet's `cpu(device)`: each device has the next, and
+    after the last the first again. Raises what `chosen` does."""
+    found = chosen(on)
+    return found[device % len(found)]

@@ -76,7 +76,8 @@ class DualCachedOp:
     monitor, and in other modes.
 
     Compiled graphs are created at first use; with static memory each has its own memory. Parts on
-    the GPU, and nodes without inputs, may depend on the sizes of arrays.
+    the GPU, and nodes without inputs, may depend on the sizes of arrays. Each context has its own:
+    MXNet does not tell a node which one it is in.
     """
 
     def __init__(self, plain: Any, guarded: Any, symbol: Any, graph: Graph, flags: Flags) -> None:
@@ -91,10 +92,11 @@ class DualCachedOp:
         self._flags = [flag for flag in flags if flag[0] not in ("data_indices", "param_indices")]
         self._adds = autograd_state.may_add()
         self._states = [n for n, name in enumerate(self._names) if name in states]
-        # By (on a GPU, for training, how parts run, sizes); `None` if compilation failed.
+        # By (on a GPU, for training, context and how parts run, sizes); `None` if compilation
+        # failed.
         self._compiled: dict[tuple[bool, bool, Any, Sizes], CompiledOp | None] = {}
         self._by_cuts: dict[Any, CompiledOp | None] = {}
-        self._last: CompiledOp | None = None
+        self._last: dict[Any, CompiledOp | None] = {}  # by context
         self._hook: tuple[Any, bool] = (None, False)
         taken = compiled_graphs.weights(graph) - self._data
         self._weights = [n for n, name in enumerate(self._names) if name in taken]
@@ -115,14 +117,14 @@ class DualCachedOp:
         compiled, context = None, arrays[0].context
         on_gpu = usual and not records and compiled_operator.runs_on_gpu(context)
         if on_gpu or (usual and context.device_type == "cpu"):
-            compiled = self._compiled_for(arrays, records, on_gpu)
-        if compiled is not self._last:
+            compiled = self._compiled_for(arrays, context, records, on_gpu)
+        if compiled is not self._last.get(context):
             arrays_on_gpu.show(arrays)
             # Static graphs do not declare to MXNet that they write moving averages.
             array_memory.wait_for_uses(arrays[n] for n in self._states)
             if compiled is not None and not on_gpu:
                 array_memory.make_plain([arrays[n] for n in self._weights])
-            self._last = compiled
+            self._last[context] = compiled
         if compiled is None:
             return self._guarded_call(arrays, keywords)
         compiled.prepare(arrays)
@@ -164,7 +166,9 @@ class DualCachedOp:
         shapes = {name: array.shape for name, array in zip(self._names, arrays)}
         return graph_inference.with_known_sources(self._symbol, self._graph, shapes)
 
-    def _compiled_for(self, arrays: Sequence[Any], trains: bool, on_gpu: bool) -> CompiledOp | None:
+    def _compiled_for(
+        self, arrays: Sequence[Any], context: Any, trains: bool, on_gpu: bool
+    ) -> CompiledOp | None:
         """Return the compiled operator, if any; compile it at first use, and again when other
         gradients are wanted."""
         if trains:
@@ -175,7 +179,7 @@ class DualCachedOp:
         cuts = self._is_marked and not (trains or on_gpu)
         sizes = self._sizes(arrays, self._is_open or cuts)
         how = ("",) if on_gpu else (parts_at_work.mode(), settings.backend())
-        key = on_gpu, trains, how, sizes
+        key = on_gpu, trains, (context, *how), sizes
         known = self._compiled
         if key not in known:
             if len(known) >= _MOST_FORMS:
@@ -204,7 +208,8 @@ class DualCachedOp:
             )
         choice = partition.for_inference(self._symbol, graph, inputs, data)
         # Equal cuts share their parts, and what these keep of weights.
-        cut = choice.on, str(choice.groups), self._sizes(arrays, self._is_open)
+        sizes = self._sizes(arrays, self._is_open)
+        cut = arrays[0].context, choice.on, str(choice.groups), sizes
         if cut not in self._by_cuts:
             self._by_cuts[cut] = self._op_of(*partition.in_parts(choice, inputs))
         return self._by_cuts[cut]

@@ -46,14 +46,14 @@ def compiled(
     `wanted` are the inputs whose gradients are computed, `added` those whose gradients may be
     added. Only for training, with the batch's averages.
     """
-    opened = None
+    opened, device = None, next(iter(arrays.values())).context.device_id
     if graph_json.is_marked(graph) and networks.may_use_gpu():
         choice = partition.choose_for(symbol, arrays, data, on="gpu", trains=True)
-        cut, opened = _cut(choice, wanted)
+        cut, opened = _cut(choice, wanted, device)
         graph = cut if opened.numbers else graph
     if not (opened and opened.numbers) and partition.can_have_parts(arrays.values()):
         choice = partition.choose_for(symbol, arrays, data, on="cpu", only_ours=True, trains=True)
-        graph, opened = _cut(choice, wanted)
+        graph, opened = _cut(choice, wanted, device)
     if _has_long_sums(graph["nodes"]):
         return None, None
     graph = _with_copies(graph, added, opened)
@@ -62,14 +62,14 @@ def compiled(
     return compiled_graphs.compiled(symbol, graph, shapes, gradients), opened
 
 
-def _cut(choice: Choice, wanted: Collection[str]) -> tuple[Graph, Parts]:
+def _cut(choice: Choice, wanted: Collection[str], device: int) -> tuple[Graph, Parts]:
     """Return the graph of a choice with its parts, as far as their gradients can be computed."""
     graph, opened, made = choice.graph, Parts(), dict[int, Node]()
     leads = _leads(graph["nodes"], wanted)
     for group, outputs in zip(choice.groups, groups.outputs(graph, choice.groups)):
         # Otherwise its convolutions have nodes of their own.
         with contextlib.suppress(Ece408Error):
-            made[group[0]] = _part(choice, group, outputs, leads, opened)
+            made[group[0]] = _part(choice, group, outputs, leads, opened, device)
     found = [group for group in choice.groups if group[0] in made]
     return groups.replaced(graph, found, lambda group, _: made[group[0]]), opened
 
@@ -80,6 +80,7 @@ def _part(
     outputs: Sequence[Entry],
     leads: Sequence[bool],
     opened: Parts,
+    device: int,
 ) -> Node:
     """Return a node for a group. Raises what `Training` does."""
     inner, taken = parts.inside_of(choice.graph, group, outputs)
@@ -87,7 +88,8 @@ def _part(
     shapes = [choice.known[entry[0], entry[1]][0] for entry in taken.values()]
     name = choice.graph["nodes"][outputs[0][0]]["name"]
     inputs = [[*entry[:2], 0] for entry in taken.values()]
-    return {**opened.training_node(inner, wanted, shapes, name, choice.on), "inputs": inputs}
+    node = opened.training_node(inner, wanted, shapes, name, choice.on, device)
+    return {**node, "inputs": inputs}
 
 
 def _leads(nodes: Sequence[Node], wanted: Collection[str]) -> list[bool]:
