@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, Union
 import numpy as np
 
 from ..backends import as_array
-from ..backends.cuda.kernel_plan import ARCHITECTURES, Code, Launch, Plan, divide_up
+from ..backends.cuda.kernel_plan import ARCHITECTURES, Code, Defines, Launch, Plan, divide_up
 from .gpu_memory import Block, GpuMemory
 
 CODE = Code("update", "network/update.cu", ARCHITECTURES, "float32", True)
@@ -35,24 +35,20 @@ _FLOATS = (
     *("gamma1", "gamma2", "clip_weights", "eta", "lower_bound", "upper_bound"),
 )
 _CONSTANTS = np.dtype([*((name, "f4") for name in _FLOATS), ("arrays", "u4"), ("unused", "u4", 3)])
-_ARRAY = np.dtype(
-    [
-        *(("weight", "u8"), ("gradient", "u8"), ("states", "u8", 3)),
-        *(("count", "u4"), ("first", "u4"), ("lr", "f4"), ("wd", "f4"), ("corrections", "f4", 2)),
-    ]
-)
+_SCALARS = ("count", "u4"), ("first", "u4"), ("lr", "f4"), ("wd", "f4"), ("corrections", "f4", 2)
 
 
 class Item(NamedTuple):
     """An array of weights and its update.
 
-    `weight`, `gradient` and `states`, which are in MXNet's order, are addresses on the GPU, of
-    `elements` float32 each, aligned to 4 bytes. `lr` and `wd` are the learning rate and the weight
+    `weight`, `gradients` and `states`, which are in MXNet's order, are addresses on the GPU, of
+    `elements` float32 each, aligned to 4 bytes. The gradients are added up in their order, and may
+    be on GPUs that this one reaches. `lr` and `wd` are the learning rate and the weight
     decay of this step, with their multipliers, and `t` is its number, from 1 on.
     """
 
     weight: int
-    gradient: int
+    gradients: tuple[int, ...]
     states: tuple[int, ...]
     elements: int
     lr: float
@@ -78,20 +74,24 @@ class Updates:
 
     `rule` is "sgd", "nag", "adam", "adamw" (as `nd.contrib.adamw_update`), "rmsprop" or "lamb".
     `constants` have the names of the optimizers' attributes; others are ignored. Bounds, such as
-    "clip_gradient", are off where they are missing, `None` or not positive.
-    `states` is the number of state arrays.
+    "clip_gradient", are off where they are missing, `None` or not positive. Items have up to
+    `gradients` of these.
 
     It and `run` require the machine's lock, and the machine active. Raises `KeyError` for another
     rule or a missing constant, and compiler errors.
     """
 
-    def __init__(self, memory: GpuMemory, rule: str, constants: Constants) -> None:
-        self._memory, self._rule = memory, rule
+    def __init__(
+        self, memory: GpuMemory, rule: str, constants: Constants, gradients: int = 1
+    ) -> None:
+        self._memory, self._rule, self._gradients = memory, rule, gradients
         # Where the GPU has the table with this content.
         self._block: Block | None = None
         self._sent = b""
+        addresses = ("weight", "u8"), ("gradients", "u8", (gradients | 1,)), ("states", "u8", 3)
+        self._array = np.dtype([*addresses, *_SCALARS])
         self._constants = _known(rule, constants)
-        self.states = _states(rule, self._constants)
+        self.states = states_of(rule, self._constants)
         self._grids = 1, 1
         self._loaded = self._load(*self._grids)
 
@@ -101,7 +101,7 @@ class Updates:
 
     def table(self, items: Sequence[Item], rescale_grad: float = 1) -> Table:
         """Return these updates as a table, of gradients times `rescale_grad`."""
-        content = np.zeros(_CONSTANTS.itemsize + len(items) * _ARRAY.itemsize, np.uint8)
+        content = np.zeros(_CONSTANTS.itemsize + len(items) * self._array.itemsize, np.uint8)
         self._write(content, items, rescale_grad)
         # By this scale AdamW is told to skip a step whose gradients have overflowed.
         skips = self._rule == "adamw" and not (math.isfinite(rescale_grad) and rescale_grad)
@@ -140,7 +140,9 @@ class Updates:
         if self._rule == "lamb":
             launches.append(Launch("scale", (arrays, 1, 1), block, names))
             launches.append(Launch("apply", (chunks, 1, 1), block, names[:2]))
-        defines = ("RULE", self._rule.upper()), ("STATES", self.states)
+        defines: Defines = (("RULE", self._rule.upper()), ("STATES", self.states))
+        if self._gradients > 1:
+            defines = (*defines, ("GRADIENTS", self._gradients))
         plan = Plan(CODE, defines, tuple(launches))
         return self._memory.machine.load([plan])[0]
 
@@ -151,12 +153,13 @@ class Updates:
         head[0] = (*floats, len(items), (0, 0, 0))
         rows, first = [], 0
         for item in items:
-            states = (*item.states, *(0,) * (3 - self.states))
+            gradients = _padded(item.gradients, self._gradients | 1)
+            states = _padded(item.states, 3)
             lr, corrections = self._scalars(item)
             scalars = (lr, item.wd, corrections)
-            rows.append((item.weight, item.gradient, states, item.elements, first, *scalars))
+            rows.append((item.weight, gradients, states, item.elements, first, *scalars))
             first += divide_up(item.elements, _CHUNK)
-        table[_CONSTANTS.itemsize :].view(_ARRAY)[:] = rows
+        table[_CONSTANTS.itemsize :].view(self._array)[:] = rows
 
     def _scalars(self, item: Item) -> tuple[float, tuple[float, float]]:
         """Return an item's learning rate, and the numbers that its averages are divided by."""
@@ -166,6 +169,10 @@ class Updates:
             return item.lr * math.sqrt(variance) / mean, (1, 1)
         corrects = self._constants.get("bias_correction")
         return item.lr, _corrections(*betas, item.t) if corrects else (1, 1)
+
+
+def _padded(addresses: tuple[int, ...], count: int) -> tuple[int, ...]:
+    return (*addresses, *(0,) * (count - len(addresses)))
 
 
 @functools.lru_cache(maxsize=8)
@@ -184,7 +191,8 @@ def _known(rule: str, constants: Constants) -> dict[str, float]:
     return found
 
 
-def _states(rule: str, constants: Constants) -> int:
+def states_of(rule: str, constants: Constants) -> int:
+    """Return the number of a rule's state arrays."""
     if rule in ("sgd", "nag"):
         return 1 if constants["momentum"] else 0
     if rule == "rmsprop":

@@ -5,18 +5,20 @@ from __future__ import annotations
 import functools
 import weakref
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from functools import partial
+from typing import Any, NamedTuple
 
 import mxnet as mx
 import numpy as np
 
 from .. import errors
+from ..backends.cuda.runtime import gpu_threads
 from ..network import gpu_memory, machines, residents
-from ..network.gpu_memory import GpuMemory
+from ..network.gpu_memory import Block, GpuMemory
 from ..network.host_arrays import Array
 from ..network.machines.machine import GpuMachine
 from ..network.residents import Resident
-from ..network.update import Item, Updates
+from ..network.update import Item, Table, Updates, states_of
 from . import array_memory, arrays_on_gpu, networks
 from .native_handles import library
 
@@ -31,8 +33,8 @@ _RULES = {
 
 
 class _OnGpu:
-    """A parameter on a GPU, with its gradient, if any, and an optimizer's `states`, in the place of
-    MXNet's arrays, which it keeps. Raises `NotEnoughMemory` and `GpuFailed`."""
+    """A parameter on one context's GPU, with its gradient, if any, and an optimizer's `states`, in
+    the place of MXNet's arrays, which it keeps. Raises `NotEnoughMemory` and `GpuFailed`."""
 
     def __init__(
         self, memory: GpuMemory, name: str, array: Any, gradient: Any, states: int
@@ -41,11 +43,13 @@ class _OnGpu:
         array_memory.make_plain(self._both)
         # Whether MXNet's operators may have given the array a layout of oneDNN's.
         self._is_shown = False
-        self._machine = memory.machine
+        self.machine = memory.machine
+        # Of the gradient, on GPUs that cannot read it here.
+        self._copies: dict[GpuMachine, Block] = {}
         weight, *of = (
             Array(array_memory.pointer(each), each.shape, "float32", 0) for each in self._both
         )
-        with self._machine.lock, self._machine.active():
+        with self.machine.lock, self.machine.active():
             self.resident = Resident(memory, name, weight, of[0] if of else None, states)
         arrays_on_gpu.held[array.handle.value] = self
 
@@ -65,7 +69,7 @@ class _OnGpu:
             self.resident.check(_writes_to(self.array))
             # Counts as a write: whoever kept the old values takes the new ones.
             array_memory.wait_for_uses([self.array])
-            with self._machine.lock, self._machine.active():
+            with self.machine.lock, self.machine.active():
                 self.resident.fetch()
             self.resident.version = _writes_to(self.array)
 
@@ -83,7 +87,7 @@ class _OnGpu:
         self.gradient.wait_to_read()
         if self.resident.has_gradient(_writes_to(self.gradient)):
             array_memory.wait_for_uses([self.gradient])
-            with self._machine.lock, self._machine.active():
+            with self.machine.lock, self.machine.active():
                 self.resident.fetch_gradient()
 
     def wait(self) -> None:
@@ -96,12 +100,31 @@ class _OnGpu:
             # MXNet's has not the message of a part's.
             raise errors.take_failure() or error from None
 
-    def bring(self) -> None:
+    def bring(self, with_gradient: bool) -> None:
         """Copy what the host has newer to the GPU, which is active. Raises `InvalidSetting` for a
         parameter that both have changed."""
         self.resident.bring(_writes_to(self.array))
-        if self.gradient is not None:
+        if with_gradient:
             self.resident.bring_gradient(_writes_to(self.gradient))
+
+    def lend_to(self, other: GpuMachine) -> None:
+        """Prepare `gradient_on` another GPU."""
+        with other.lock, other.active():
+            if not other.reaches(self.machine):
+                lend = gpu_memory.memory_of(other).lend
+                self._copies[other] = lend(self.resident.gradient.nbytes, "training: a gradient")
+
+    def gradient_on(self, other: GpuMachine) -> int:
+        """Return the gradient's address for kernels on a GPU, after `copy_to`."""
+        return self._copies.get(other, self.resident.gradient).address
+
+    def copy_to(self, memory: GpuMemory) -> None:
+        """Copy the gradient to a GPU that cannot read it here, on the lane of that one."""
+        if memory.machine in self._copies:
+            gradient, to = self.resident.gradient, self._copies[memory.machine]
+            with memory.lane(0, 0) as lane:
+                lane.move(to.address, gradient.address, gradient.nbytes)
+                memory.is_busy = True
 
     def close(self) -> None:
         """Let MXNet's arrays be used as others are, up to date. The states stay."""
@@ -118,35 +141,63 @@ class _OnGpu:
             self.resident.is_ahead = is_ahead
 
 
-# The parameters on a GPU, each of which belongs to the trainer that updated it last.
-_on_gpu: weakref.WeakKeyDictionary[Any, _OnGpu] = weakref.WeakKeyDictionary()
+# The parameters on GPUs, by context. Each belongs to the trainer that updated it last.
+_on_gpu: weakref.WeakKeyDictionary[Any, list[_OnGpu]] = weakref.WeakKeyDictionary()
 
 
-def _before_access(parameter: Any, arrays: Any) -> None:
-    """Prepare a parameter's arrays, or those of its gradient, for whoever takes them."""
-    held = _on_gpu.get(parameter)
-    if held is None:
+def _before_access(parameter: Any, taken: Sequence[Any]) -> None:
+    """Prepare arrays of a parameter, or of its gradient, for whoever takes them."""
+    several = _on_gpu.get(parameter)
+    if several is None:
         return
-    if not held.is_of(*(each and each[0] for each in (parameter._data, parameter._grad))):
+    arrays = parameter._data or ()
+    gradients = parameter._grad or [None] * len(arrays)
+    are_same = len(several) == len(arrays) == len(gradients)
+    if not are_same or not all(map(_OnGpu.is_of, several, arrays, gradients)):
         # Another request for gradients, or another initialization.
         _leave(parameter)
-    elif arrays_on_gpu.is_in_block():
-        return
-    elif arrays is parameter._grad:
-        held.show_gradient()
-    else:
-        held.show()
+    elif not arrays_on_gpu.is_in_block():
+        for held in several:
+            if any(each is held.array for each in taken):
+                held.show()
+            elif any(each is held.gradient for each in taken):
+                held.show_gradient()
 
 
 def _leave(parameter: Any) -> None:
     """Let a parameter's arrays be used as others are, up to date."""
-    held = _on_gpu.pop(parameter, None)
-    if held is not None:
+    for held in _on_gpu.pop(parameter, ()):
         held.close()
 
 
 def _writes_to(array: Any) -> int:
     return int(library().ece408_writes_to(array.handle))
+
+
+class _Given(NamedTuple):
+    """A parameter's arrays and gradients by context, and which gradients are new."""
+
+    number: int
+    arrays: Sequence[Any]
+    gradients: Sequence[Any]
+    fresh: Sequence[bool]
+
+    def can_be_on_gpus(self) -> bool:
+        return all(
+            array.context.device_type == "cpu"
+            and (array.dtype == np.float32 and array.size > 0)
+            and array.stype == "default"
+            and (gradient is None or gradient.stype == "default")
+            for array, gradient in zip(self.arrays, self.gradients)
+        )
+
+
+class _Change(NamedTuple):
+    """The update of a parameter in one context, by the sum of gradients."""
+
+    number: int
+    held: _OnGpu
+    gradients: Sequence[_OnGpu]
 
 
 class Trainer(mx.gluon.Trainer):
@@ -161,16 +212,24 @@ class Trainer(mx.gluon.Trainer):
     by what calls these: `save_parameters`, `export`, an evaluation, `save_states`. An array that
     was read before a step keeps the values that it had; `step` raises `InvalidSetting` if such an
     array was written. `step` also raises `NotEnoughMemory`, `GpuFailed` and compiler errors.
+
+    Parameters on several contexts have a copy on the GPU of each. `step` changes all of them by the
+    sum of the gradients in the order of the contexts, to the same bits. With `ignore_stale_grad`,
+    contexts without a new gradient add none.
     """
 
     def __init__(
         self, params: Any, optimizer: Any, optimizer_params: Mapping[str, Any] | None = None
     ) -> None:
-        super().__init__(params, optimizer, optimizer_params, kvstore=None)
+        # Where MXNet updates parameters of several contexts, it also adds up their gradients.
+        super().__init__(params, optimizer, optimizer_params, update_on_kvstore=False)
         _watch_parameters()
-        # By number: the parameters whose states are on the GPU.
-        self._on_gpu: dict[int, _OnGpu] = {}
-        self._updates: Updates | None = None
+        # By number: the parameters whose states are on GPUs.
+        self._on_gpu: dict[int, list[_OnGpu]] = {}
+        # By GPU and the number of gradients that are added up.
+        self._updates: dict[tuple[GpuMachine, int], Updates] = {}
+        # Whether the next update adds up the gradients of all contexts.
+        self._adds = False
 
     def save_states(self, fname: str) -> None:
         """Write the optimizer's states to a file, as `gluon.Trainer` does."""
@@ -182,92 +241,112 @@ class Trainer(mx.gluon.Trainer):
         super().load_states(fname)
         for number in list(self._on_gpu):
             _leave(self._params[number])
-        self._on_gpu, self._updates = {}, None
+        self._on_gpu, self._updates = {}, {}
+
+    def allreduce_grads(self) -> None:
+        """Add up the gradients of several contexts on the CPU, as `gluon.Trainer` does."""
+        super().allreduce_grads()
+        self._adds = False
+        super()._allreduce_grads()
+
+    def _allreduce_grads(self) -> None:
+        self._adds = len(self._updaters) > 1
 
     def _update(self, ignore_stale_grad: bool = False) -> None:
-        machine = self._machine()
-        fresh = self._fresh(ignore_stale_grad)
-        if machine is None or fresh is None:
+        adds, self._adds = self._adds, False
+        given = self._given(ignore_stale_grad) if self._runs_on_gpus() else None
+        if given is None:
             for number in list(self._on_gpu):
                 self._drop(number)
+            if adds:
+                super()._allreduce_grads()
             super()._update(ignore_stale_grad)
             return
-        self._rule(machine)
-        taken: list[tuple[int, _OnGpu]] = []
-        self._hold_averages(machine)
-        for number, array, gradient in fresh:
-            found = self._held(machine, number, array, gradient)
-            array._fresh_grad = False
-            if found is None:
-                self._updaters[0](number, gradient, array)
-            else:
-                taken.append((number, found))
-        if taken:
-            self._update_on(machine, taken)
+        states = states_of(_RULES[type(self._optimizer)], vars(self._optimizer))
+        changes: list[_Change] = []
+        self._hold_averages()
+        for each in given:
+            several = self._held(each, states)
+            for array in each.arrays:
+                array._fresh_grad = False
+            if several is None:
+                self._updaters[0](each.number, each.gradients[0], each.arrays[0])
+                continue
+            fresh = [held for held, is_fresh in zip(several, each.fresh) if is_fresh]
+            for held in several if adds else fresh:
+                changes.append(_Change(each.number, held, fresh if adds else [held]))
+        if changes:
+            self._change(changes)
 
-    def _machine(self) -> GpuMachine | None:
-        """Return the GPU, if there is one and it has the optimizer's rule."""
+    def _runs_on_gpus(self) -> bool:
+        """Return whether there is a GPU, and it has the optimizer's rule."""
         scaled = getattr(self, "_amp_loss_scaler", None) is not None
         if type(self._optimizer) not in _RULES or scaled or self._optimizer.multi_precision:
-            return None
+            return False
         reason = networks.why_no_gpu()
         if reason is not None:
             networks.say_why_no_gpu(reason)
-            return None
-        (machine, *_) = machines.chosen("gpu")
-        assert isinstance(machine, GpuMachine)
-        return machine
+        return reason is None
 
-    def _fresh(self, ignore_stale_grad: bool) -> list[tuple[int, Any, Any]] | None:
-        """Return the parameters that have new gradients, by number, and these; `None` if a gradient
-        is missing."""
+    def _given(self, ignore_stale_grad: bool) -> list[_Given] | None:
+        """Return the parameters that have new gradients; `None` if MXNet must update all, because
+        one of several contexts cannot be on GPUs. Raises MXNet's warning of a missing gradient."""
         found = []
         for number, parameter in enumerate(self._params):
             if parameter.grad_req == "null":
                 continue
             with arrays_on_gpu.in_block():
                 arrays, gradients = parameter.list_data(), parameter.list_grad()
-            is_fresh = len(arrays) == 1 and arrays[0]._fresh_grad
-            if is_fresh:
-                found.append((number, arrays[0], gradients[0]))
-            elif len(arrays) > 1 or not ignore_stale_grad:
+            each = _Given(number, arrays, gradients, [array._fresh_grad for array in arrays])
+            if not (all(each.fresh) or ignore_stale_grad):
+                super()._update()
+            if len(arrays) != len(self._updaters):
                 return None
+            if len(arrays) > 1 and parameter not in _on_gpu and not each.can_be_on_gpus():
+                return None
+            if any(each.fresh):
+                found.append(each)
         return found
 
-    def _hold_averages(self, machine: GpuMachine) -> None:
-        """Have the moving averages stay on the GPU that passes there compute."""
+    def _hold_averages(self) -> None:
+        """Have the moving averages stay on the GPUs whose passes compute them."""
         for number, parameter in enumerate(self._params):
             arrays = parameter._data
             if parameter.grad_req != "null" or parameter in _on_gpu or not arrays:
                 continue
-            if array_memory.pointer(arrays[0]) in residents.averages:
-                self._held(machine, number, arrays[0], None)
+            if all(array_memory.pointer(each) in residents.averages for each in arrays):
+                self._held(_Given(number, arrays, [None] * len(arrays), ()), 0)
 
-    def _held(self, machine: GpuMachine, number: int, array: Any, gradient: Any) -> _OnGpu | None:
-        """Return a parameter on the GPU, or `None` if it cannot be there."""
-        known = self._on_gpu.get(number)
+    def _held(self, given: _Given, states: int) -> list[_OnGpu] | None:
+        """Return a parameter on the GPU of each context, or `None` if it cannot be there."""
+        number = given.number
+        parameter, known = self._params[number], self._on_gpu.get(number)
         if known is not None:
-            if _on_gpu.get(self._params[number]) is known:
+            if _on_gpu.get(parameter) is known and len(known[0].resident.states) == states:
                 return known
             self._drop(number)
         # Another trainer's values.
-        _leave(self._params[number])
-        if array.context.device_type != "cpu" or array.dtype != np.float32:
+        _leave(parameter)
+        if not given.can_be_on_gpus():
             return None
-        if not array.size or array.stype != "default":
-            return None
-        if gradient is not None and gradient.stype != "default":
-            return None
-        made = _OnGpu(
-            *(gpu_memory.memory_of(machine), self._params[number].name, array, gradient),
-            0 if gradient is None else self._rule(machine).states,
-        )
-        states = _flat(self._updaters[0].states.get(number))
-        _wait_for(states)
-        with machine.lock, machine.active():
-            for block, state in zip(made.resident.states, states):
-                machine.upload(block.address, array_memory.pointer(state), block.nbytes)
-        self._on_gpu[number] = _on_gpu[self._params[number]] = made
+        made = [
+            _OnGpu(memory, parameter.name, array, gradient, states)
+            for memory, array, gradient in zip(
+                map(_memory_for, given.arrays), given.arrays, given.gradients
+            )
+        ]
+        for held, updater in zip(made, self._updaters):
+            if held.gradient is None:
+                continue
+            for other in {each.machine for each in made}:
+                held.lend_to(other)
+            before = _flat(updater.states.get(number))
+            _wait_for(before)
+            with held.machine.lock, held.machine.active():
+                for block, state in zip(held.resident.states, before):
+                    address = array_memory.pointer(state)
+                    held.machine.upload(block.address, address, block.nbytes)
+        self._on_gpu[number] = _on_gpu[parameter] = made
         return made
 
     def _drop(self, number: int) -> None:
@@ -276,63 +355,119 @@ class Trainer(mx.gluon.Trainer):
         if _on_gpu.get(self._params[number]) is self._on_gpu.pop(number):
             _leave(self._params[number])
 
-    def _rule(self, machine: GpuMachine) -> Updates:
-        optimizer, before = self._optimizer, self._updates
-        if before is None or not before.have(vars(optimizer)):
+    def _rule(self, machine: GpuMachine, gradients: int) -> Updates:
+        key, optimizer = (machine, gradients), self._optimizer
+        if key not in self._updates or not self._updates[key].have(vars(optimizer)):
             with machine.lock, machine.active():
-                memory = gpu_memory.memory_of(machine)
-                self._updates = Updates(memory, _RULES[type(optimizer)], vars(optimizer))
-            if before is not None and before.states != self._updates.states:
-                for number in list(self._on_gpu):
-                    self._drop(number)
-        assert self._updates is not None
-        return self._updates
+                memory, rule = gpu_memory.memory_of(machine), _RULES[type(optimizer)]
+                self._updates[key] = Updates(memory, rule, vars(optimizer), gradients)
+        return self._updates[key]
 
-    def _update_on(self, machine: GpuMachine, taken: Sequence[tuple[int, _OnGpu]]) -> None:
-        optimizer, items = self._optimizer, []
-        optimizer._update_count([number for number, _ in taken])
-        for number, held in taken:
-            resident = held.resident
-            items.append(
-                Item(
-                    *(resident.weight.address, resident.gradient.address),
-                    *(tuple(each.address for each in resident.states), held.array.size),
-                    *(optimizer._get_lr(number), optimizer._get_wd(number)),
-                    optimizer._index_update_count[number],
-                )
+    def _change(self, changes: Sequence[_Change]) -> None:
+        """Compute the updates, and leave those of a single GPU in progress. Several read gradients
+        in each other's memory: they begin when all have these, and all end before the next
+        passes."""
+        of_gpus: dict[GpuMachine, list[_Change]] = {}
+        for each in changes:
+            of_gpus.setdefault(each.held.machine, []).append(each)
+        # While the GPUs compute the gradients.
+        rates = self._rates(changes)
+        tables = {gpu: self._table(gpu, own, rates) for gpu, own in of_gpus.items()}
+        for each in changes:
+            each.held.wait()
+        are_several = len(of_gpus) > 1
+        gpu_threads.run_all(
+            [(gpu, partial(_bring, gpu, own, are_several)) for gpu, own in of_gpus.items()]
+        )
+        # Also if the update is interrupted.
+        for each in changes:
+            each.held.resident.is_ahead = True
+        gpu_threads.run_all(
+            [
+                (gpu, partial(_run, gpu, own, *tables[gpu], are_several))
+                for gpu, own in of_gpus.items()
+            ]
+        )
+
+    def _rates(self, changes: Sequence[_Change]) -> dict[int, tuple[float, float, int]]:
+        """Count a step of each parameter, and return its learning rate, weight decay and number of
+        steps, the same for all contexts."""
+        optimizer = self._optimizer
+        numbers = list(dict.fromkeys(each.number for each in changes))
+        for context in reversed(self._contexts):
+            optimizer._set_current_context(context.device_id)
+            optimizer._update_count(numbers)
+        counts = optimizer._index_update_count
+        return {n: (optimizer._get_lr(n), optimizer._get_wd(n), counts[n]) for n in numbers}
+
+    def _table(
+        self,
+        machine: GpuMachine,
+        changes: Sequence[_Change],
+        rates: Mapping[int, tuple[float, float, int]],
+    ) -> tuple[Updates, Table]:
+        items = [
+            Item(
+                held.resident.weight.address,
+                tuple(each.gradient_on(machine) for each in gradients),
+                tuple(each.address for each in held.resident.states),
+                *(held.array.size, *rates[number]),
             )
-        updates = self._rule(machine)
-        # While the GPU computes the gradients.
-        table = updates.table(items, optimizer.rescale_grad)
-        for _, held in taken:
-            held.wait()
-        with machine.lock, machine.active():
-            for _, held in taken:
-                held.bring()
-            # Also if the update is interrupted.
-            for _, held in taken:
-                held.resident.is_ahead = True
-            updates.run(table)
+            for number, held, gradients in changes
+        ]
+        updates = self._rule(machine, max(len(each.gradients) for each in changes))
+        return updates, updates.table(items, self._optimizer.rescale_grad)
 
     def _fetch_states(self, numbers: Iterable[int]) -> None:
         """Bring the states of parameters that MXNet's optimizer has up to date."""
-        updater = self._updaters[0]
         for number in numbers:
-            held = self._on_gpu[number]
-            if held.gradient is None:
-                continue
-            states = self._optimizer.create_state_multi_precision(number, held.array)
-            machine = held.resident.machine
-            _wait_for(_flat(states))
-            with machine.lock, machine.active():
-                for block, state in zip(held.resident.states, _flat(states)):
-                    machine.download(array_memory.pointer(state), block.address, block.nbytes)
-            updater.states[number], updater.states_synced[number] = states, True
+            for held, updater in zip(self._on_gpu[number], self._updaters):
+                if held.gradient is None:
+                    continue
+                states = self._optimizer.create_state_multi_precision(number, held.array)
+                _wait_for(_flat(states))
+                with held.machine.lock, held.machine.active():
+                    for block, state in zip(held.resident.states, _flat(states)):
+                        to = array_memory.pointer(state)
+                        held.machine.download(to, block.address, block.nbytes)
+                updater.states[number], updater.states_synced[number] = states, True
 
     def __getstate__(self) -> dict[str, Any]:
         """For copies."""
         self._fetch_states(self._on_gpu)
-        return {**vars(self), "_on_gpu": {}, "_updates": None}
+        return {**vars(self), "_on_gpu": {}, "_updates": {}}
+
+
+def _memory_for(array: Any) -> GpuMemory:
+    machine = machines.of_context("gpu", array.context.device_id)
+    assert isinstance(machine, GpuMachine)
+    return gpu_memory.memory_of(machine)
+
+
+def _bring(machine: GpuMachine, changes: Sequence[_Change], are_several: bool) -> None:
+    with machine.lock, machine.active():
+        for each in changes:
+            each.held.bring(with_gradient=each.held in each.gradients)
+        if are_several:
+            gpu_memory.memory_of(machine).settle()
+
+
+def _run(
+    machine: GpuMachine,
+    changes: Sequence[_Change],
+    updates: Updates,
+    table: Table,
+    are_several: bool,
+) -> None:
+    """Update the parameters on one GPU, when all GPUs have the gradients."""
+    far = dict.fromkeys(of for each in changes for of in each.gradients)
+    memory = gpu_memory.memory_of(machine)
+    with machine.lock, machine.active():
+        for each in far:
+            each.copy_to(memory)
+        updates.run(table)
+        if are_several:
+            memory.settle()
 
 
 @functools.lru_cache(maxsize=1)
@@ -349,8 +484,9 @@ def _watch_parameters() -> None:
 
     @functools.wraps(get)
     def check_and_get(self: Any, arrays: Any, context: Any) -> Any:
-        _before_access(self, arrays)
-        return get(self, arrays, context)
+        found = get(self, arrays, context)
+        _before_access(self, found if isinstance(found, list) else (found,))
+        return found
 
     @functools.wraps(cast)
     def cast_to(self: Any, dtype: Any) -> None:
@@ -359,8 +495,7 @@ def _watch_parameters() -> None:
 
     def state(self: Any) -> dict[str, Any]:
         """For copies."""
-        held = _on_gpu.get(self)
-        if held is not None:
+        for held in _on_gpu.get(self, ()):
             held.show()
             held.show_gradient()
         return vars(self)

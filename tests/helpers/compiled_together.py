@@ -112,7 +112,7 @@ def machine(mode):
     return MachineAtOnce(mode)
 
 
-class _OneOfSeveral(_MachineAtOnce):
+class _OneOfSeveral(MachineAtOnce):
     """One of several emulated GPUs. They have kernels in common, and work one at a time."""
 
     def __init__(self, number, lock):

@@ -112,19 +112,19 @@ def _distance(mx, optimizer, rule, constants, rng, steps):
             zeros, odd = np.zeros(size, np.float32), size == 1000
             assert len(_states(states[i])) == updates.states
             places = [memory.place(zeros, odd) for _ in range(updates.states)]
-            places = memory.place(weight.asnumpy(), odd), memory.place(zeros, odd), tuple(places)
+            places = memory.place(weight.asnumpy(), odd), (memory.place(zeros, odd),), tuple(places)
             items.append(Item(*places, size, 0, 0))
         for step in range(steps):
             for i, item in enumerate(items):
                 gradient = gradients[i][step]
                 optimizer.update_multi_precision(i, weights[i], mx.nd.array(gradient), states[i])
-                machine.upload(item.gradient, gradient.ctypes.data, gradient.nbytes)
+                machine.upload(*item.gradients, gradient.ctypes.data, gradient.nbytes)
                 rates = {"lr": optimizer._get_lr(i), "wd": optimizer._get_wd(i)}
                 items[i] = item._replace(**rates, t=step + 1)
             updates.run(updates.table(items, optimizer.rescale_grad))
         memory_of(machine).settle()
         for item, weight, state, gradient in zip(items, weights, states, gradients):
-            assert (memory.fetch(item.gradient, item.elements) == gradient[-1]).all()
+            assert (memory.fetch(*item.gradients, item.elements) == gradient[-1]).all()
             for place, each in zip((item.weight, *item.states), (weight, *_states(state))):
                 expected = each.asnumpy()
                 found = memory.fetch(place, item.elements)
@@ -154,7 +154,9 @@ def test_arrays_without_elements_and_steps_that_adamw_skips():
     ones = np.ones(4099, np.float32)
     with _active() as (machine, memory):
         gradient, *weights = [memory.place(ones, False) for _ in range(5)]
-        items = [Item(w, gradient, (), size, 0.5, 0) for w, size in zip(weights, (0, 4099, 0, 5))]
+        items = [
+            Item(w, (gradient,), (), size, 0.5, 0) for w, size in zip(weights, (0, 4099, 0, 5))
+        ]
         plain = Updates(memory_of(machine), "sgd", {"momentum": 0})
         plain.run(plain.table(items))
         skipping = Updates(memory_of(machine), "adamw", constants)
@@ -162,3 +164,30 @@ def test_arrays_without_elements_and_steps_that_adamw_skips():
             skipping.run(skipping.table(items, scale))
         memory_of(machine).settle()
         assert [(memory.fetch(w, 4099) == 0.5).sum() for w in weights] == [0, 4099, 0, 5]
+
+
+@pytest.mark.parametrize("rule", ["sgd", "lamb"])
+def test_gradients_are_added_up_in_order(rng, rule):
+    """Of up to three arrays; one is not aligned to float4, and some are missing."""
+    gradients = rng.standard_normal((3, 4099)).astype(np.float32)
+    constants = {"momentum": 0.9, "beta1": 0.9, "beta2": 0.99, "epsilon": 1e-3}
+    constants["bias_correction"] = True
+
+    def updated(count, rows):
+        with _active() as (machine, memory):
+            updates, items = Updates(memory_of(machine), rule, constants, count), []
+            for size, row in rows:
+                weight, *states = np.zeros((1 + updates.states, size), np.float32)
+                weight += np.arange(size)
+                places = tuple(memory.place(each[:size], n == 1) for n, each in enumerate(row))
+                states = tuple(memory.place(each, False) for each in states)
+                items.append(Item(memory.place(weight, False), places, states, size, 0.1, 0.1))
+            updates.run(updates.table(items, 0.5))
+            memory_of(machine).settle()
+            return [memory.fetch(item.weight, item.elements) for item in items]
+
+    a, b, c = gradients
+    found = updated(3, [(4099, [a, b, c]), (4000, [c, a]), (5, [b])])
+    right = updated(1, [(4099, [a + b + c]), (4000, [c + a]), (5, [b])])
+    assert all(map(np.array_equal, found, right))
+    assert not np.array_equal(found[0], updated(1, [(4099, [a])])[0])

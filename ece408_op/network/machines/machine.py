@@ -72,6 +72,11 @@ class GpuMachine(Machine):
         """Free memory from `allocate`."""
 
     @abstractmethod
+    def reaches(self, other: Any) -> bool:
+        """Return whether kernels on this GPU can read the memory of another machine of this class;
+        let them."""
+
+    @abstractmethod
     def upload(self, address: int, source: int, nbytes: int) -> None:
         """Copy from the host."""
 

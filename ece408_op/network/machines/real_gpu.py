@@ -62,6 +62,9 @@ class RealGpu(GpuMachine):
     def free(self, address: int) -> None:
         self._blocks.pop(address).free()
 
+    def reaches(self, other: RealGpu) -> bool:
+        return other is self or self._gpu.reaches(other._gpu)
+
     def upload(self, address: int, source: int, nbytes: int) -> None:
         with reported("a copy of weights to the GPU"):
             self._gpu.cuda.memcpy_htod(address, as_array(source, (nbytes,), "uint8"))

@@ -18,6 +18,10 @@
 #ifndef STATES
 #define STATES 1
 #endif
+// Arrays of gradients, which are added up in their order, possibly in other GPUs' memory.
+#ifndef GRADIENTS
+#define GRADIENTS 1
+#endif
 
 constexpr unsigned kThreads = 256, kChunk = 4096;
 
@@ -28,10 +32,11 @@ struct Constants {
     unsigned arrays, unused[3];
 };
 
+// Gradients after the first may be missing; an odd number of them makes the size a multiple of 16.
 // `first` is the array's first chunk. LAMB divides the averages by `corrections`.
 struct Array {
     float *weight;
-    const float *gradient;
+    const float *gradient[GRADIENTS | 1];
     float *state[3];
     unsigned count, first;
     float lr, wd, corrections[2];
@@ -92,7 +97,14 @@ __device__ __forceinline__ void change(const Constants &c, const Array &a, size_
                                        double (&squares)[2]) {
     using Vector = Floats<count>;
     Vector weight = *reinterpret_cast<Vector *>(a.weight + at), state[3];
-    const Vector gradient = *reinterpret_cast<const Vector *>(a.gradient + at);
+    Vector gradient = *reinterpret_cast<const Vector *>(a.gradient[0] + at);
+#pragma unroll
+    for (int k = 1; k < GRADIENTS; k++) {
+        if (!a.gradient[k]) continue;
+        const Vector other = *reinterpret_cast<const Vector *>(a.gradient[k] + at);
+#pragma unroll
+        for (int i = 0; i < count; i++) gradient.of[i] += other.of[i];
+    }
 #pragma unroll
     for (int k = 0; k < STATES; k++) state[k] = *reinterpret_cast<Vector *>(a.state[k] + at);
 #pragma unroll
@@ -140,7 +152,9 @@ extern "C" __global__ void __launch_bounds__(256)
     const Constants c = *constants;
     const Array a = array_of(arrays, c.arrays);
     const unsigned begin = (blockIdx.x - a.first) * kChunk, end = min(begin + kChunk, a.count);
-    size_t addresses = size_t(a.weight) | size_t(a.gradient);
+    size_t addresses = size_t(a.weight);
+#pragma unroll
+    for (int k = 0; k < GRADIENTS; k++) addresses |= size_t(a.gradient[k]);
 #pragma unroll
     for (int k = 0; k < STATES; k++) addresses |= size_t(a.state[k]);
     const unsigned scalar = addresses % 16 ? begin : end / 4 * 4;

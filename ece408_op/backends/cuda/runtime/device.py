@@ -78,7 +78,7 @@ class Lane:
             self.gpu.cuda.memcpy_dtoh_async(part, self.device + offset, self.stream)
 
     def move(self, to: int, source: int, nbytes: int) -> None:
-        """Enqueue a copy between addresses on the GPU."""
+        """Enqueue a copy between addresses on the GPU, or on two GPUs."""
         with reported("a copy on the GPU"):
             self.gpu.cuda.memcpy_dtod_async(to, source, nbytes, self.stream)
 
@@ -199,6 +199,8 @@ class Gpu:
         self._lock = threading.Lock()
         self._lanes: list[Lane] = []
         self._idle: list[Lane] = []
+        # Other GPUs by number, and whether kernels here can read their memory.
+        self._reached: dict[int, bool] = {}
 
     def __str__(self) -> str:
         return f"GPU {self.index} ({self.name})"
@@ -212,6 +214,18 @@ class Gpu:
         finally:
             # A thread that ends with a context still pushed aborts the process.
             self.cuda.Context.pop()
+
+    def reaches(self, other: Gpu) -> bool:
+        """Return whether kernels on this GPU can read the other one's memory; let them."""
+        if other.index not in self._reached:
+            is_reached = True
+            try:
+                self.cuda.Context.enable_peer_access(other._context)
+            except self.cuda.Error as error:
+                # Another library may have done it.
+                is_reached = "already enabled" in str(error)
+            self._reached[other.index] = is_reached
+        return self._reached[other.index]
 
     def free_bytes(self) -> int:
         """Return the bytes that no process has allocated."""
