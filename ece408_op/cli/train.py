@@ -89,7 +89,7 @@ def _run(options: argparse.Namespace) -> None:
     work = settings.cache() / "training" / f"{term.name}-{recipe.model}"
     if options.restart:
         training.discard(work)
-    gpus = () if options.gpu is None or options.backend else settings.devices()
+    gpus = settings.devices() if options.gpu is not None or options.backend else ()
     settings.configure(backend=options.backend)
     kvstore = options.kvstore or workers.default_kvstore()
     trained = training.train(recipe, work, kvstore, gpus, options.backend)

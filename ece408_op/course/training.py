@@ -91,22 +91,25 @@ def train(
 
     `kvstore` is one of `workers.KVSTORES`: with `dist_*` the processes of a job train one model,
     data-parallel. A process trains on the CPU, or splits its part of the batch over the GPUs with
-    these numbers; or this package's parts train it by a `backend`, which the settings must name,
-    too. The process of rank 0 writes the state to `work` after each epoch, as a whole
-    file, and all resume from it; if it is damaged, they resume from the epoch before and say so on
-    stderr, as progress is. The state holds the optimizer's moments, except with `dist_async`:
-    servers hold them then, and a resumed run starts them at zero.
+    these numbers, by MXNet; or this package's parts train it by a `backend`. Then the settings must
+    name it and the GPUs, too. The process of rank 0 writes the state to `work` after each epoch, as
+    a whole file, and all resume from it; if it is damaged, they resume from the epoch before and
+    say so on stderr, as progress is. The state holds the optimizer's moments, except with
+    `dist_async`: servers hold them then, and a resumed run starts them at zero.
 
     Raises `CheckpointMismatch` when `work` holds the state of another recipe, `CacheUntrusted`
     when another user could have written it, `InvalidSize` for a batch that cannot be split
     equally, `WorkersDiffer`, the errors of `Workers` and `fashion_data.load`, and `NoUsableGpu`.
     """
     with Workers(kvstore) as workers:
-        return _train(recipe, work, workers, _contexts(gpus), backend is not None)
+        in_parts = backend is not None
+        return _train(recipe, work, workers, _contexts(gpus, in_parts), in_parts)
 
 
-def _contexts(gpus: Sequence[int]) -> list[Any]:
+def _contexts(gpus: Sequence[int], in_parts: bool) -> list[Any]:
     mx = load_mxnet()
+    if in_parts:
+        return [mx.cpu(number) for number in range(max(1, len(gpus)))]
     contexts = [mx.gpu(gpu) for gpu in gpus]
     gpu_support.refuse_networks(contexts)
     return contexts or [mx.cpu()]

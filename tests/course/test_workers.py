@@ -107,7 +107,7 @@ def test_devices_of_one_process_share_the_batch(mx, little, tmp_path, monkeypatc
     """Two contexts of the CPU stand in for GPUs; a run continues with another number of them."""
     alone = training.train(RECIPE, tmp_path / "one")
     contexts = iter([[mx.cpu(0), mx.cpu(1)], [mx.cpu(0), mx.cpu(1), mx.cpu(2)]])
-    monkeypatch.setattr(training, "_contexts", lambda gpus: next(contexts))
+    monkeypatch.setattr(training, "_contexts", lambda *_: next(contexts))
     little_training.interrupted(RECIPE, tmp_path / "two", kvstore)
     shared = training.train(RECIPE, tmp_path / "two", kvstore)
     np.testing.assert_allclose(shared.losses, alone.losses[4:], atol=1e-5)
@@ -164,6 +164,6 @@ def test_a_batch_that_cannot_be_shared_out_is_refused(mx):
 
 
 def test_more_devices_than_images_are_refused(mx, little, tmp_path, monkeypatch):
-    monkeypatch.setattr(training, "_contexts", lambda gpus: [mx.cpu(n) for n in range(60)])
+    monkeypatch.setattr(training, "_contexts", lambda *_: [mx.cpu(n) for n in range(60)])
     with pytest.raises(InvalidSize, match="a batch of 50 images is too small for 1 work"):
         training.train(RECIPE, tmp_path)
