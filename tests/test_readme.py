@@ -24,7 +24,7 @@ EXAMPLES = re.findall(r"```python\n(.*?)```", README + MANUAL, re.S)
 
 
 def test_the_python_examples_run(mx, capsys, tmp_path, monkeypatch):
-    assert len(EXAMPLES) == 7
+    assert len(EXAMPLES) == 8
     monkeypatch.chdir(tmp_path)
     net = mx.gluon.model_zoo.vision.get_model("resnet18_v1")
     net.initialize()
