@@ -28,6 +28,7 @@ from ..operator.loading import load_mxnet
 from . import course_terms, scoring
 from .course_terms import BASELINE, Term
 from .dataset import fashion_data
+from .parts_module import PartsModule
 from .workers import Workers
 
 # Of whole networks.
@@ -132,7 +133,7 @@ def _train(
         )
     images, labels = fashion_data.load("train", term.image_size)
     steps = len(images) // recipe.batch_size
-    module, done = _resume(recipe, term, network, work, steps, workers, contexts)
+    module, done = _resume(recipe, term, network, work, steps, workers, contexts, in_parts)
     losses: list[float] = []
     for epoch in range(done, recipe.epochs):
         losses += _run_epoch(module, recipe, epoch, images, labels, workers)
@@ -141,7 +142,7 @@ def _train(
         else:
             _pull(module, workers)
         if workers.rank == 0:
-            _save_state(module, recipe, epoch + 1, work, len(contexts))
+            _save_state(module, recipe, epoch + 1, work)
     arg_params = _as_shipped(module)
     accuracy = _test_accuracy(term, arg_params) if workers.rank == 0 else None
     return Trained(arg_params, accuracy, losses)
@@ -185,17 +186,20 @@ def _resume(
     steps: int,
     workers: Workers,
     contexts: list[Any],
+    in_parts: bool,
 ) -> tuple[Any, int]:
     """Return a module ready for training, and the number of completed epochs."""
     mx = load_mxnet()
     state = _common_state(recipe, term, work, workers)
-    size, local = term.image_size, workers.local_batch(recipe.batch_size)
-    module = mx.mod.Module(network, context=contexts)
-    module.bind([("data", (local, 1, size, size))], [("softmax_label", (local,))])
-    module.init_params(arg_params=state.params(), aux_params={})
+    local = workers.local_batch(recipe.batch_size)
+    params, moments = state.params(), state.moments()
     # Asynchronous servers count the updates of all workers.
-    updates = steps if workers.is_synchronous else steps * workers.size
-    names = [name for name in module.symbol.list_arguments() if name in module.get_params()[0]]
+    each_step = 1 if workers.is_synchronous else workers.size
+    updates, taken = (n * each_step for n in (steps, min(steps, recipe.steps or steps)))
+    # Servers add up the gradients of several workers.
+    stay_on_gpus = in_parts and workers.size == 1
+    copies = 1 if stay_on_gpus else len(contexts)
+    names = [name for name in network.list_arguments() if name in params]
     optimizer = mx.optimizer.Adam(
         learning_rate=recipe.learning_rate,
         wd=recipe.decay,
@@ -203,21 +207,29 @@ def _resume(
             recipe.epochs * updates, base_lr=recipe.learning_rate
         ),
         rescale_grad=1 / (recipe.batch_size if workers.is_synchronous else local),
-        begin_num_update=state.done * updates,
+        begin_num_update=state.done * taken,
         # MXNet numbers a parameter's copies consecutively.
-        param_idx2name=dict(enumerate(name for name in names for _ in contexts)),
+        param_idx2name=dict(enumerate(name for name in names for _ in range(copies))),
     )
     optimizer.set_lr_mult({"conv1_weight": recipe.first_layer_scale})
+    if stay_on_gpus:
+        resident = PartsModule(network, contexts, {name: params[name] for name in names})
+        resident.init_optimizer(optimizer, moments)
+        return resident, state.done
+    size = term.image_size
+    module = mx.mod.Module(network, context=contexts)
+    module.bind([("data", (local, 1, size, size))], [("softmax_label", (local,))])
+    module.init_params(arg_params=params, aux_params={})
     with _updates_by(servers=not workers.is_synchronous):
         module.init_optimizer(kvstore=workers.store, optimizer=optimizer)
     if workers.is_synchronous:
-        moments = {
-            number * len(contexts) + copy: tuple(each.as_in_context(context) for each in both)
-            for number, both in state.moments().items()
+        states = {
+            number * copies + copy: tuple(each.as_in_context(context) for each in both)
+            for number, both in moments.items()
             for copy, context in enumerate(contexts)
         }
-        module._updater.states.update(moments)
-        module._updater.states_synced.update(dict.fromkeys(moments, True))
+        module._updater.states.update(states)
+        module._updater.states_synced.update(dict.fromkeys(states, True))
     return module, state.done
 
 
@@ -380,17 +392,24 @@ def _path(work: Path, done: int) -> Path:
     return work / f"epoch-{done:04d}.npz"
 
 
-def _save_state(module: Any, recipe: Recipe, done: int, work: Path, copies: int) -> None:
+def _moments(module: Any) -> dict[int, Any]:
+    """Return Adam's moments by the numbers of parameters, if this process has them."""
+    if isinstance(module, PartsModule):
+        return module.moments()
+    states = module._updater.states if module._updater is not None else {}
+    # With several GPUs, only the first one's copy.
+    copies = len(module._context)
+    return {number // copies: both for number, both in states.items() if number % copies == 0}
+
+
+def _save_state(module: Any, recipe: Recipe, done: int, work: Path) -> None:
     """Write the state after `done` epochs, then delete all earlier ones but the last."""
     arrays = {"recipe": np.array(json.dumps(asdict(recipe)))}
     for name, value in module.get_params()[0].items():
         arrays[f"param:{name}"] = value.asnumpy()
-    states = module._updater.states if module._updater is not None else {}
-    for number, moments in states.items():
-        # With several GPUs, only the first one's copy.
-        if number % copies == 0:
-            for which, value in enumerate(moments):
-                arrays[f"moment{which}:{number // copies}"] = value.asnumpy()
+    for number, moments in _moments(module).items():
+        for which, value in enumerate(moments):
+            arrays[f"moment{which}:{number}"] = value.asnumpy()
     content = io.BytesIO()
     np.savez(content, **arrays)
     write_sealed(_path(work, done), content.getvalue())

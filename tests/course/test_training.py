@@ -141,15 +141,19 @@ def test_what_is_exported_is_what_the_milestones_load(mx, tmp_path):
 
 @pytest.mark.parametrize("gpus", [(), (0, 1)], ids=["one", "two"])
 def test_a_gpu_trains_the_same_model(mx, tmp_path, emulated, noted, gpus):
-    """In parts of this package. One emulated GPU stands for two."""
-    recipe = training.Recipe("2019sp", epochs=1, batch_size=10, steps=3)
+    """In parts of this package, also after an interruption. One emulated GPU stands for two."""
+    recipe = training.Recipe("2019sp", epochs=2, batch_size=10, steps=2)
     expected = training.train(recipe, tmp_path / "cpu")
     passes = noted(GpuTrainingProgram, "backward")
     with settings.override(backend="emulator"):
         found = training.train(recipe, tmp_path / "gpu", "local", gpus, "emulator")
+        (tmp_path / "gpu" / "epoch-0002.npz").unlink()
+        resumed = training.train(recipe, tmp_path / "gpu", "local", gpus, "emulator")
     np.testing.assert_allclose(found.losses, expected.losses, rtol=1e-4)
-    assert len(expected.losses) == 3
-    assert len(passes) == 3 * max(1, len(gpus))
+    assert resumed.losses == found.losses[2:]
+    for name, array in found.arg_params.items():
+        np.testing.assert_array_equal(resumed.arg_params[name].asnumpy(), array.asnumpy())
+    assert len(passes) == 6 * max(1, len(gpus))
 
 
 def test_without_a_gpu_no_model_is_trained_on_one(mx, tmp_path):
