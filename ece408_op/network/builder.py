@@ -128,34 +128,6 @@ class Lowering(ABC):
         """Return the plan that computes a term into y, and the arrays that it reads by name; `None`
         if an input must be broadcast by a copy first."""
 
-    def transposed(self, x: Value, axes: Sequence[int]) -> Plan:
-        """Return the plan that transposes x; axis i of y is axis `axes[i]` of x."""
-        strides = _strides(x.shape)
-        return self._copy([Axis(x.shape[k], 0, x.shape[k], strides[k]) for k in axes])
-
-    def spread(self, x: Value, shape: Sequence[int]) -> Plan:
-        """Return the plan that broadcasts x to `shape`, which has as many axes."""
-        found = zip(shape, x.shape, _strides(x.shape))
-        return self._copy([Axis(size, 0, size, s if mine > 1 else 0) for size, mine, s in found])
-
-    def windowed(
-        self,
-        x: Value,
-        shape: Sequence[int],
-        first: Sequence[int],
-        border: str = "constant",
-        fill: float = 0.0,
-    ) -> Plan:
-        """Return the plan that copies a window: x's first element is at `first` in y, which may be
-        negative. Elements beyond x are as in `copy`."""
-        found = zip(shape, first, x.shape, _strides(x.shape))
-        return self._copy([Axis(*each) for each in found], border, fill)
-
-    def _copy(self, axes: Sequence[Axis], border: str = "constant", fill: float = 0.0) -> Plan:
-        if len(axes) > MOST_AXES:
-            raise UnsupportedProblem(f"an array of {len(axes)} axes is more than {MOST_AXES}")
-        return self.copy(axes, border, fill)
-
     @abstractmethod
     def copy(self, axes: Sequence[Axis], border: str, fill: float) -> Plan:
         """Return a strided copy of at most six axes. Elements beyond x are `fill`, the nearest or
@@ -420,6 +392,47 @@ class Builder:
         """Release an operand's claims."""
         _release(values_of(operand))
 
+    def transposed(self, x: Value, axes: Sequence[int]) -> Value:
+        """Transpose x; axis i of the result is axis `axes[i]` of x."""
+        strides = _strides(x.shape)
+        return self._copied(x, [Axis(x.shape[k], 0, x.shape[k], strides[k]) for k in axes])
+
+    def spread(self, x: Value, shape: Sequence[int]) -> Value:
+        """Broadcast x to `shape`, which has as many axes."""
+        found = zip(shape, x.shape, _strides(x.shape))
+        axes = [Axis(size, 0, size, stride if mine > 1 else 0) for size, mine, stride in found]
+        return self._copied(x, axes)
+
+    def windowed(
+        self,
+        x: Value,
+        shape: Sequence[int],
+        first: Sequence[int],
+        border: str = "constant",
+        fill: float = 0.0,
+    ) -> Value:
+        """Copy a window: x's first element is at `first` in the result, which may be negative.
+        Elements beyond x are as in `Lowering.copy`."""
+        found = zip(shape, first, x.shape, _strides(x.shape))
+        return self._copied(x, [Axis(*each) for each in found], border, fill)
+
+    def part(self, x: Value, axis: int, begin: int, size: int) -> Value:
+        """Return elements of an axis: channels are a view, others a copy."""
+        shape = (*x.shape[:axis], size, *x.shape[axis + 1 :])
+        if axis == 1 and not x.constant:
+            offset = x.offset + 4 * begin * math.prod(shape[2:])
+            return x.seen(shape, x.image or x.per_image, offset)
+        first = [-begin if k == axis else 0 for k in range(len(shape))]
+        return self.windowed(self.dense(x), shape, first)
+
+    def _copied(
+        self, x: Value, axes: Sequence[Axis], border: str = "constant", fill: float = 0.0
+    ) -> Value:
+        if len(axes) > MOST_AXES:
+            raise UnsupportedProblem(f"an array of {len(axes)} axes is more than {MOST_AXES}")
+        y = self.empty([axis.size for axis in axes], x.constant)
+        return self.emit(self.lowering.copy(axes, border, fill), y, {"x": x})
+
     def claimed(self, value: Value) -> Value:
         """Return the array with one more claim."""
         value.buffer.uses += 1
@@ -520,8 +533,7 @@ class Builder:
         if reading(term.value, term.shape, shape) is not None:
             return term
         value = self.dense(term.value).seen(term.shape)
-        y = self.empty(shape, value.constant)
-        return leaf(self.emit(self.lowering.spread(value, shape), y, {"x": value}))
+        return leaf(self.spread(value, shape))
 
 
 def _release(values: Iterable[Value]) -> None:

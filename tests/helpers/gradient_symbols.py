@@ -21,7 +21,7 @@ def layers(sym):
         kernel, stride, pad = windows
         return sym.Pooling(x, kernel=kernel, stride=stride, pad=pad, **options)
 
-    convolved = {"kernel": (3, 2), "stride": (2, 1), "pad": (1, 0), "num_group": 2}
+    convolved = {"kernel": (3, 2), "stride": (2, 1), "pad": (1, 0), "num_group": 2, "num_filter": 6}
     scaled = norm(x, "c")
     averages = {f"moving_{each}": sym.Variable(f"a_{each}") for each in ("mean", "var")}
 
@@ -30,13 +30,11 @@ def layers(sym):
         point = {"kernel": (1, 1), "num_filter": 2, "no_bias": True}
         return sym.concat(x, sym.Convolution(sym.relu(norm(x, name)), **point, name=name))
 
-    block = grown(grown(grown(x, "a"), "b"), "c")
+    block, one = grown(grown(grown(x, "a"), "b"), "c"), {"kernel": (1, 1), "global_pool": True}
     return {
-        "convolution": sym.Convolution(x, num_filter=6, dilate=(1, 2), **convolved, name="conv"),
+        "convolution": sym.Convolution(x, dilate=(1, 2), **convolved, name="conv"),
         "rows": sym.Convolution(small, num_filter=5, kernel=(3,), no_bias=True, name="conv"),
-        "deconvolution": sym.Deconvolution(
-            *(x,), num_filter=6, adj=(1, 0), **convolved, no_bias=False, name="d"
-        ),
+        "deconvolution": sym.Deconvolution(x, adj=(1, 0), **convolved, no_bias=False, name="d"),
         "dense": sym.FullyConnected(x, num_hidden=9, name="fc"),
         "dense_rows": sym.FullyConnected(x, num_hidden=3, flatten=False, name="fc"),
         "norm": norm(x, "a"),
@@ -47,11 +45,10 @@ def layers(sym):
         "norm_relu": sym.relu(norm(x, "a")),
         "norm_sum_relu": sym.Activation(other + norm(x, "a"), act_type="relu"),
         "norm_clip": sym.clip(norm(x, "a"), -0.5, 1),
-        "norm_added": sym.tanh(norm(x, "a")) + x,
-        "norm_constant": sym.BlockGrad(norm(x, "a")) * x,
+        "norm_added": sym.tanh(norm(x, "a")) + sym.BlockGrad(norm(x, "b")) * x,
         "norms": norm(sym.tanh(norm(x, "a", **averages)) * other, "b", **averages) + norm(x, "c"),
-        "norm_convolution": norm(sym.Convolution(x, num_filter=6, **convolved, name="zero"), "a"),
-        "norm_pixels": norm(sym.Convolution(x, num_filter=6, **convolved, name="own"), "a", axis=2),
+        "norm_convolution": norm(sym.Convolution(x, **convolved, name="zero"), "a"),
+        "norm_pixels": norm(sym.Convolution(x, **convolved, name="conv"), "a", axis=2),
         "block": sym.relu(norm(block, "d")),
         "norms_sum_relu": sym.relu(norm(x, "a") + sym.BatchNorm(other, name="b")),
         # The normalisation has another use.
@@ -63,16 +60,9 @@ def layers(sym):
         "pool_max_none": pool(x, (2, 1), (1, 4), (0, 0), pooling_convention="full"),
         "pool_rows": pool(small, (3,), (2,), (1,)),
         "pool_avg": pool(x, (3, 3), (1, 2), (1, 0), pool_type="avg"),
-        "pool_avg_inside": pool(
-            *(x, (3, 2), (2, 2), (1, 1)), pool_type="avg", count_include_pad=False
-        ),
+        "pool_inside": pool(x, (3, 2), (2, 2), (1, 1), pool_type="avg", count_include_pad=False),
         "pool_sum": pool(x, (2, 2), (1, 1), (0, 1), pool_type="sum"),
-        "global": sym.Group(
-            [
-                sym.Pooling(x, global_pool=True, kernel=(1, 1), pool_type=kind)
-                for kind in ("avg", "max", "sum")
-            ]
-        ),
+        "global": sym.Group([sym.Pooling(x, **one, pool_type=k) for k in ("avg", "max", "sum")]),
     }
 
 
@@ -159,8 +149,8 @@ def compare(found, expected):
     for made, right in zip(found[1:], expected[1:]):
         for name in made:
             # MXNet's is only rounding.
-            right_ = 0 * right[name] if name == "zero_bias" else right[name]
-            assert error(made[name], right_) < BELOW, name
+            expected = right[name] * (name != "zero_bias")
+            assert error(made[name], expected) < BELOW, name
 
 
 def whole(case):

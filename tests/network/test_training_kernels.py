@@ -24,6 +24,9 @@ SHAPES = [(3, 2, 44), (2, 5, 49), (1, 3, 1), (7, 1, 1400), (2, 2, 2099), (300, 1
 WINDOWS = [((2, 3), (2, 1), (1, 1)), ((3, 3), (2, 2), (1, 0)), ((2, 1), (3, 4), (0, 0))]
 LOST = (np.nan, -np.inf, np.inf)
 EPSILON, BELOW = 1e-2, 3e-6
+# What a GPU's steps read or compute besides, for each of at most 16 channels.
+BESIDES = ("zeros", "new_mean", "new_variance", "moving_mean", "moving_variance")
+ALONE = dict.fromkeys(("factor", "addend", *BESIDES), np.zeros(16, np.float32))
 
 
 def _on_cpu(plan, read, made):
@@ -42,14 +45,13 @@ def _on_cpu(plan, read, made):
     return made
 
 
-def _computed(name, arguments, read, made, offset=0, **on_gpu_alone):
-    """Return arrays of the shapes in `made`, as a GPU's step and as the CPU's computes them; the
-    GPU also has the results `on_gpu_alone`."""
+def _computed(name, arguments, read, made, offset=0):
+    """Return arrays of the shapes in `made`, as a GPU's step and as the CPU's computes them."""
     gpu, cpu = emulated().lowering("float32"), CpuSteps(native.isas()[0], False)
     empty = {each: np.full(shape, np.nan, np.float32) for each, shape in made.items()}
-    found = on_gpu(getattr(gpu, name)(*arguments), {**read, **empty, **on_gpu_alone}, offset)
+    found = on_gpu(getattr(gpu, name)(*arguments), {**ALONE, **read, **empty}, offset)
     expected = _on_cpu(getattr(cpu, name)(*arguments), read, empty)
-    return {each: found[each] for each in (*made, *on_gpu_alone)}, expected
+    return {each: found[each] for each in made}, expected
 
 
 def _value(*shape):
@@ -64,25 +66,23 @@ def _normalised(batch, scaled, adds, x, rng, offset=0):
         return rng.standard_normal(shape).astype(np.float32)
 
     of_x, of_channels = x.shape, (batch.channels,)
-
-    def channels(*names):
-        return {name: normal(*of_channels) for name in names}
-
-    read = {"x": x, **channels("beta", *["gamma"] * scaled)}
+    read = {"x": x, "beta": normal(*of_channels)}
+    read |= {"gamma": normal(*of_channels)} if scaled else {}
     read |= {"added": normal(*of_x)} if adds else {}
     made = {"y": of_x, "mean": of_channels, "inverse": of_channels}
-    alone = channels("factor", "addend")
-    forward = _computed("norm", (batch, {*read}), read, made, offset, **alone)
-    known = {each: forward[0][each] for each in ("factor", "addend")}
-    known |= {each: forward[1][each] for each in ("mean", "inverse")}
-    given = {"x": x, "dy": normal(*of_x), **known, **channels("moving_mean", "moving_variance")}
+    forward = _computed("norm", (batch, read), read, made, offset)
+    known = {each: forward[1][each] for each in ("mean", "inverse")}
+    factor = known["inverse"] * read.get("gamma", np.float32(1))
+    given = {"x": x, "dy": normal(*of_x), **known, "factor": factor, "addend": read["beta"]}
     given |= {"gamma": read["gamma"]} if scaled else {}
     given |= {"positive": forward[1]["y"]} if batch.is_relu else {}
-    made = {"y": of_x, "dgamma": of_channels, "dbeta": of_channels}
-    made |= {"dadded": of_x} if adds else {}
-    alone = channels("new_mean", "new_variance", "zeros")
-    names = {*given, *made}
-    backward = _computed("norm_gradient", (batch, names), given, made, offset, **alone)
+    made = {
+        "y": of_x,
+        "dgamma": of_channels,
+        "dbeta": of_channels,
+        **({"dadded": of_x} if adds else {}),
+    }
+    backward = _computed("norm_gradient", (batch, {*given, *made}), given, made, offset)
     with np.errstate(invalid="ignore"):
         exact = _exact(batch, {**read, **given})
     return (*forward, exact[0]), (*backward, exact[1])
@@ -91,34 +91,28 @@ def _normalised(batch, scaled, adds, x, rng, offset=0):
 def _exact(batch, arrays):
     wide = {name: array.astype(np.float64) for name, array in arrays.items()}
     axes, each, count = (0, 2), (slice(None), None), batch.images * batch.pixels
-    mean, variance = wide["x"].mean(axes), wide["x"].var(axes)
-    inverse = 1 / np.sqrt(variance + batch.epsilon)
-    factor = wide.get("gamma", 1) * inverse
-    whitened = (wide["x"] - mean[each]) * inverse[each]
-    y = (wide["x"] - mean[each]) * factor[each] + wide["beta"][each] + wide.get("added", 0)
+    mean = wide["x"].mean(axes)
+    inverse = 1 / np.sqrt(wide["x"].var(axes) + batch.epsilon)
+    whitened, gamma = (
+        (wide["x"] - mean[each]) * inverse[each],
+        wide.get("gamma", np.ones(len(mean))),
+    )
+    y = whitened * gamma[each] + wide["beta"][each] + wide.get("added", 0)
     lowest, highest = batch.bounds or (0 if batch.is_relu else -np.inf, np.inf)
     dy = np.where((y < lowest) | (y > highest), 0, wide["dy"])
     dbeta, dgamma = dy.sum(axes), (dy * whitened).sum(axes)
-    dx = (dy - (dbeta[each] + whitened * dgamma[each]) / count) * factor[each]
-    new = [
-        wide[name] * batch.momentum + value * (1 - batch.momentum)
-        for name, value in (("moving_mean", mean), ("moving_variance", variance))
-    ]
+    dx = (dy - (dbeta[each] + whitened * dgamma[each]) / count) * (gamma * inverse)[each]
     forward = {"y": np.clip(y, lowest, highest), "mean": mean, "inverse": inverse}
-    forward |= {"factor": factor, "addend": wide["beta"]}
-    backward = {"y": dx, "dgamma": dgamma, "dbeta": dbeta, "dadded": dy, "zeros": 0 * mean}
-    return forward, {**backward, "new_mean": new[0], "new_variance": new[1]}
+    return forward, {"y": dx, "dgamma": dgamma, "dbeta": dbeta, "dadded": dy}
 
 
 def test_normalisation_and_its_gradient(rng):
-    # The sum, relu, bounds and momentum.
-    kinds = [(False, False), (False, True), (True, True), (False, False, (-0.25, 0.75), 0.75)]
+    # The sum, relu, and bounds.
+    kinds = [(False, False), (False, True), (True, True), (False, False, (-0.25, 0.75))]
     cases = [(of, adds, Batch(*of, EPSILON, *kind)) for of in SHAPES for adds, *kind in kinds]
-    lowering = emulated().lowering("float32")
-    steps = {lowering.norm: {"added"}, lowering.norm_gradient: {"dadded"}}
-    emulated().load(
-        [step(of, names if adds else ()) for _, adds, of in cases for step, names in steps.items()]
-    )
+    gpu, names = emulated().lowering("float32"), ({}, {"added", "dadded"})
+    steps = (gpu.norm, gpu.norm_gradient)
+    emulated().load([step(batch, names[adds]) for _, adds, batch in cases for step in steps])
     for number, (shape, adds, batch) in enumerate(cases):
         x = rng.standard_normal(shape).astype(np.float32) + 2
         scaled, offset = number % 3 > 0, 4 * (number % 2)
@@ -127,8 +121,7 @@ def test_normalisation_and_its_gradient(rng):
                 # Terms may cancel.
                 terms = math.sqrt(x[:, 0].size) if name in ("dgamma", "dbeta") else 1
                 most = BELOW * max(np.abs(exact[name]).max(), terms)
-                # The CPU has no bounds.
-                for right in exact[name], cpu.get(name, found) if not batch.bounds else found:
+                for right in exact[name], exact[name] if batch.bounds else cpu[name]:
                     np.testing.assert_allclose(found, right, rtol=0, atol=most, err_msg=name)
 
 
@@ -142,9 +135,9 @@ def test_a_small_deviation_beside_a_large_mean(rng):
         if kind == "equal":
             x[:] = 1e6 + 1
         for gpu, cpu, exact in _normalised(Batch(*shape, 1e-5, False), True, False, x, rng):
-            for name, of_cpu in cpu.items():
+            for name, found in gpu.items():
                 right = exact[name]
-                error, own = (np.abs(each - right).max() for each in (gpu[name], of_cpu))
+                error, own = (np.abs(each - right).max() for each in (found, cpu[name]))
                 assert error <= 1.5 * own + 1e-6 * np.abs(right).max(), (kind, name)
 
 
@@ -154,37 +147,31 @@ def test_elements_that_are_not_finite(rng):
         for channel, lost in enumerate(LOST):
             x[-1 if channel else 0, channel, 0] = lost
         for gpu, cpu, _ in _normalised(Batch(*shape, EPSILON, True), True, True, x, rng):
-            for name, right in cpu.items():
-                np.testing.assert_allclose(gpu[name], right, rtol=1e-5, atol=1e-5, err_msg=name)
+            for name, found in gpu.items():
+                np.testing.assert_allclose(found, cpu[name], rtol=1e-5, atol=1e-5, err_msg=name)
 
 
 def test_parts_of_more_channels(rng):
     """The results are those of whole arrays; dx is added to the array in its place."""
-    gpu = emulated().lowering("float32")
-    names = ["mean", "inverse", "factor", "addend", "gamma", "beta", "moving_mean"]
-    names += ["moving_variance", "dgamma", "dbeta", "new_mean", "new_variance", "zeros"]
+    gpu, names = emulated().lowering("float32"), ("mean", "inverse", "factor", "addend", "beta")
     for shape in SHAPES:
         channels, pixels = shape[1:]
         batch = Batch(*shape, EPSILON, True)
         apart = batch._replace(x_image=(channels + 3) * pixels)
-        of_channels = {name: rng.standard_normal(channels).astype(np.float32) for name in names}
-        x, dy, before = (rng.standard_normal(shape).astype(np.float32) for _ in range(3))
-
-        def wide(array, more):
-            return np.pad(array, ((0, 0), (0, more), (0, 0)), constant_values=np.nan)
-
-        whole = {**of_channels, "x": x, "dy": dy, "y": np.empty_like(x)}
-        parts = {**whole, "x": wide(x, 3)}
-        y, same = (
-            on_gpu(gpu.norm(of, ()), given)["y"] for of, given in ((batch, whole), (apart, parts))
-        )
-        np.testing.assert_array_equal(y, same)
-        parts |= {"dy": wide(dy, 1), "y": wide(before, 3)}
+        sizes = {**dict.fromkeys((*names, "dgamma", "dbeta"), channels), "x": shape, "y": shape}
+        normal = {each: rng.standard_normal(size) for each, size in {**sizes, "dy": shape}.items()}
+        whole = {**ALONE, **{each: array.astype(np.float32) for each, array in normal.items()}}
+        parts = dict(whole)
+        for each, more in (("x", 3), ("y", 3), ("dy", 1)):
+            pads = ((0, 0), (0, more), (0, 0))
+            parts[each] = np.pad(whole[each], pads, constant_values=np.nan)
+        y = on_gpu(gpu.norm(apart, ()), {**whole, "x": parts["x"]})["y"]
+        np.testing.assert_array_equal(y, on_gpu(gpu.norm(batch, ()), whole)["y"])
         apart = apart._replace(y_image=(channels + 1) * pixels)
-        dx = on_gpu(gpu.norm_gradient(batch, ()), whole)["y"]
-        added = on_gpu(gpu.norm_gradient(apart, ("onto",)), parts)["y"]
-        np.testing.assert_allclose(added[:, :channels], dx + before, rtol=1e-6, atol=1e-6)
-        assert np.isnan(added[:, channels:]).all()
+        added = whole["y"] + on_gpu(gpu.norm_gradient(batch, ()), whole)["y"]
+        dx = on_gpu(gpu.norm_gradient(apart, ("onto",)), parts)["y"]
+        np.testing.assert_allclose(dx[:, :channels], added, rtol=1e-6, atol=1e-6)
+        assert np.isnan(dx[:, channels:]).all()
 
 
 def _pooled(kind, border, kernel, stride, pad, full, x):

@@ -13,7 +13,7 @@ def _convolution(of: Of) -> list[Gradient]:
     """Of convolutions, transposed ones and fully connected layers."""
     x, w, *bias = of.inputs
     attributes = {**of.node.attributes, "of": of.node.op}
-    axis = -1 if of.node.op == "FullyConnected" else 1
+    axis = 1 if of.node.op != "FullyConnected" or of.read.flag("flatten", True) else -1
     return [
         lambda: w.node("_data_gradient", of.dy, x, **attributes),
         lambda: x.node("_weight_gradient", of.dy, w, **attributes),
@@ -28,10 +28,8 @@ def _bias_gradient(of: Of, bias: Term, axis: int) -> Term:
     is_norms = made.op == "_norm_gradient" and output == 0 and not made.read.flag("accumulates")
     if not is_norms or made.read.integer("axis", 1) != axis:
         return of.dy.node("_sum_to", bias, axis=axis)
-    names = ["dx", *made.read.text("made", "").split()]
-    if "zeros" not in names:
-        return bias.node("zeros_like")
-    return Term(of.tape, Entry(number, names.index("zeros")))
+    zeros = Term(of.tape, Entry(number, len(made.read.text("made", "").split())))
+    return zeros if of.tape.on_gpu else bias.node("zeros_like")
 
 
 def _trained_norm(of: Of) -> list[Gradient]:

@@ -129,9 +129,8 @@ def _batch(
         *(attributes.number("momentum", 0.9), read["x"].image),
         y_image=read["dy"].image if "dy" in read else 0,
     )
-    of_channels = (batch.channels,)
-    shapes = (shape if name == "dadded" else of_channels for name in made)
-    return batch, read, {name: builder.empty(of, False) for name, of in zip(made, shapes)}
+    of = {name: shape if name == "dadded" else (shape[axis],) for name in made}
+    return batch, read, {name: builder.empty(each, False) for name, each in of.items()}
 
 
 def _norm(builder: Builder, attributes: Attributes, operands: list[Operand]) -> list[Operand]:
@@ -148,17 +147,13 @@ def _norm_gradient(
     batch, read, also = _batch(builder, attributes, operands)
     dx = builder.empty(operands[0].shape, False)
     total = [builder.value(operands[-1])] if attributes.flag("accumulates") else []
-    if total and builder.is_free(total[0], part=True) and _step(total[0]) == _step(read["x"]):
+    if total and builder.is_free(total[0], part=True) and total[0].image == read["x"].image:
         read["onto"] = dx = total.pop()
     else:
         read["x"], batch = builder.dense(read["x"]), batch._replace(x_image=0)
     plan = builder.lowering.norm_gradient(batch, {*read, *also})
     made: Operand = builder.emit(plan, dx, read, also=also)
     return [combined(builder, "add", [*total, made]) if total else made, *also.values()]
-
-
-def _step(value: Value) -> int:
-    return value.image or value.per_image
 
 
 def _dropout(builder: Builder, attributes: Attributes, operands: list[Operand]) -> Operand:
@@ -226,24 +221,18 @@ def _window(builder: Builder, attributes: Attributes, operands: list[Operand]) -
         axis = axis_of(attributes.integer("axis"), len(shape))
         begin = attributes.integer("begin")
         first[axis] = begin + shape[axis] if begin < 0 else begin
-    plan = builder.lowering.windowed(a, shape, first)
-    return builder.emit(plan, builder.empty(shape, False), {"x": a})
+    return builder.windowed(a, shape, first)
 
 
 def _part(builder: Builder, attributes: Attributes, operands: list[Operand]) -> Operand:
     """Return the part of a concatenation that has the shape of the last of the nodes `likes`."""
     likes = [builder.shapes[number] for number in attributes.integers("likes")]
-    shape, x = likes[-1], builder.dense(operands[0], apart=True)
-    axis = axis_of(attributes.integer("axis"), len(shape))
-    begin = sum(each[axis] for each in likes[:-1])
-    if axis == 1:
-        part = x.seen(shape, _step(x), x.offset + 4 * begin * math.prod(shape[2:]))
-        # One copy for several readers.
-        return builder.dense(part) if builder.readers() > 1 else part
-    first = [-begin if k == axis else 0 for k in range(len(shape))]
-    x = builder.dense(x)
-    plan = builder.lowering.windowed(x, shape, first)
-    return builder.emit(plan, builder.empty(shape, False), {"x": x})
+    axis = axis_of(attributes.integer("axis"), len(likes[0]))
+    sizes = [each[axis] for each in likes]
+    x = builder.dense(operands[0], apart=True)
+    part = builder.part(x, axis, sum(sizes[:-1]), sizes[-1])
+    # One copy for several readers.
+    return builder.dense(part) if builder.readers() > 1 else part
 
 
 def _check_axes(builder: Builder, attributes: Attributes, shape: tuple[int, ...]) -> None:

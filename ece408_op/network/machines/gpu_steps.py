@@ -206,15 +206,13 @@ def _splits(batch: Batch) -> int:
     return divide_up(vectors, 4 * threads * turns)
 
 
-def _activation(batch: Batch) -> tuple[tuple[str, str], ...]:
-    """Return the macros of the function after a normalisation."""
-    if batch.bounds:
-        low, high = map(literal, batch.bounds)
-        bounded, passes = f"v>{high}?{high}:v<{low}?{low}:v", f"!(v>{high}||v<{low})"
-    else:
-        bounded, passes = "v<0?0:v", "v>0"
-    is_none = not batch.is_relu and not batch.bounds
-    return () if is_none else (("ACTIVATED(v)", f"({bounded})"), ("PASSES(v)", f"({passes})"))
+def _activation(batch: Batch) -> Defines:
+    """Return the macros of the function after a normalisation: relu or clip."""
+    if not batch.is_relu and not batch.bounds:
+        return ()
+    low, high = map(literal, batch.bounds or (0.0, math.inf))
+    passes = "v>0" if batch.is_relu else f"!(v>{high}||v<{low})"
+    return ("ACTIVATED(v)", f"(v>{high}?{high}:v<{low}?{low}:v)"), ("PASSES(v)", f"({passes})")
 
 
 def _passes(
@@ -227,13 +225,13 @@ def _passes(
 ) -> Plan:
     """Return the passes over channels: "sum" with the arrays `sums`, unless there is one split,
     then `function`."""
-    splits, sizes = _splits(batch), (batch.images, batch.channels, batch.pixels)
-    apart = (batch.x_image or sizes[1] * sizes[2], batch.y_image or sizes[1] * sizes[2])
+    splits = _splits(batch)
+    sizes = (*batch[:3], splits, batch.x_image, batch.y_image)
     grid = (divide_up(batch.channels, _lanes(batch)), splits, 1)
-    layout = {"APART": batch.x_image + batch.y_image > 0, "CHANNELS_LAST": batch.pixels == 1}
-    last: Defines = (*((name, int(so)) for name, so in layout.items()), *_activation(batch))
+    apart = ("APART", int(batch.x_image + batch.y_image > 0))
+    last = apart, ("CHANNELS_LAST", int(batch.pixels == 1)), *_activation(batch)
     launches = tuple(
-        Launch(name, grid, (_THREADS, 1, 1), (*names, *sizes, splits, *apart))
+        Launch(name, grid, (_THREADS, 1, 1), (*names, *sizes))
         for name, names in (("sum", sums), (function, arrays))
     )
     if splits == 1:

@@ -88,8 +88,7 @@ def _transpose(builder: Builder, attributes: Attributes, operands: list[Operand]
     axes = tuple(axis_of(axis, len(x.shape)) for axis in named)
     if axes[0] != 0:
         builder.mixes_images()
-    y = builder.empty([x.shape[axis] for axis in axes], x.constant)
-    return builder.emit(builder.lowering.transposed(x, axes), y, {"x": x})
+    return builder.transposed(x, axes)
 
 
 def _swap_axes(builder: Builder, attributes: Attributes, operands: list[Operand]) -> Operand:
@@ -106,9 +105,7 @@ def _pad(builder: Builder, attributes: Attributes, operands: list[Operand]) -> O
     before, after = widths[::2], widths[1::2]
     shape = [a + size + b for a, size, b in zip(before, x.shape, after)]
     border = attributes.text("mode", "constant"), attributes.number("constant_value", 0.0)
-    y = builder.empty(shape, x.constant)
-    plan = builder.lowering.windowed(x, shape, before, *border)
-    return builder.emit(plan, y, {"x": x})
+    return builder.windowed(x, shape, before, *border)
 
 
 def _slice_axis(builder: Builder, attributes: Attributes, operands: list[Operand]) -> Operand:
@@ -117,12 +114,9 @@ def _slice_axis(builder: Builder, attributes: Attributes, operands: list[Operand
     size = x.shape[axis]
     begin, end = attributes.integer("begin"), attributes.integer("end", size)
     begin, end = (place + size if place < 0 else place for place in (begin, end))
-    shape, first = list(x.shape), [0] * len(x.shape)
-    shape[axis], first[axis] = min(end, size) - begin, -begin
     if axis == 0:
         builder.mixes_images()
-    y = builder.empty(shape, x.constant)
-    return builder.emit(builder.lowering.windowed(x, shape, first), y, {"x": x})
+    return builder.part(x, axis, begin, min(end, size) - begin)
 
 
 def _slice_like(builder: Builder, attributes: Attributes, operands: list[Operand]) -> Operand:
@@ -138,9 +132,7 @@ def _slice_like(builder: Builder, attributes: Attributes, operands: list[Operand
         if axis == 0:
             builder.mixes_images()
     builder.drop(operands[1])
-    y = builder.empty(shape, x.constant)
-    plan = builder.lowering.windowed(x, shape, [0] * len(shape))
-    return builder.emit(plan, y, {"x": x})
+    return builder.windowed(x, shape, [0] * len(shape))
 
 
 def _broadcast_like(builder: Builder, attributes: Attributes, operands: list[Operand]) -> Operand:
@@ -157,8 +149,7 @@ def _broadcast_like(builder: Builder, attributes: Attributes, operands: list[Ope
     if shape[0] != x.shape[0]:
         builder.mixes_images()
     builder.drop(operands[1])
-    y = builder.empty(shape, x.constant)
-    return builder.emit(builder.lowering.spread(x, shape), y, {"x": x})
+    return builder.spread(x, shape)
 
 
 def _reshape_like(builder: Builder, attributes: Attributes, operands: list[Operand]) -> Operand:
@@ -188,25 +179,12 @@ def _split(builder: Builder, attributes: Attributes, operands: list[Operand]) ->
         raise UnsupportedProblem(f"{builder.node}: {x.shape} has no {parts} equal parts")
     if axis == 0:
         builder.mixes_images()
-    shape, first = list(x.shape), [0] * len(x.shape)
-    shape[axis] //= parts
-    seen = list(shape)
-    if attributes.flag("squeeze_axis"):
-        seen.pop(axis)
-    found: list[Operand] = []
-    for k in range(parts):
-        part = builder.claimed(x)
-        if axis == 1 and not x.constant:
-            offset = x.offset + 4 * k * math.prod(shape[1:])
-            found.append(part.seen(tuple(seen), x.per_image, offset))
-        else:
-            first[axis] = -k * shape[axis]
-            y = builder.empty(shape, x.constant)
-            plan = builder.lowering.windowed(x, shape, first)
-            made = builder.emit(plan, y, {"x": part})
-            found.append(made.seen(tuple(seen)))
+    size = x.shape[axis] // parts
+    found = [builder.part(builder.claimed(x), axis, k * size, size) for k in range(parts)]
     builder.drop(x)
-    return found
+    if not attributes.flag("squeeze_axis"):
+        return [*found]
+    return [each.seen((*each.shape[:axis], *each.shape[axis + 1 :]), each.image) for each in found]
 
 
 def _upsampling_why_not(attributes: Attributes) -> str | None:
@@ -221,9 +199,8 @@ def _upsampling(builder: Builder, attributes: Attributes, operands: list[Operand
     x = builder.dense(operands[0])
     images, channels, height, width = x.shape
     scale = attributes.integer("scale")
-    y = builder.empty((images * channels, height, scale, width, scale), x.constant)
     pixels = x.seen((images * channels, height, 1, width, 1))
-    made = builder.emit(builder.lowering.spread(pixels, y.shape), y, {"x": pixels})
+    made = builder.spread(pixels, (images * channels, height, scale, width, scale))
     return made.seen((images, channels, height * scale, width * scale))
 
 

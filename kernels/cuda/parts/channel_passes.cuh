@@ -12,7 +12,7 @@
 #define CHANNELS_LAST 0  // arrays have one pixel
 #endif
 #ifndef APART
-#define APART 0  // images begin x_image elements apart in x and dx, y_image in the other arrays
+#define APART 0  // images of x and dx begin x_image elements apart, those of others y_image, if not 0
 #endif
 #define SIZES int images, int channels, int pixels, int splits, int x_image, int y_image
 #define GIVEN images, channels, pixels, splits, x_image, y_image
@@ -66,8 +66,8 @@ struct Pass {
 
     __device__ Pass(SIZES, unsigned group, unsigned split)
         : images(images), channels(channels), pixels(pixels), splits(splits),
-          x_image(APART ? x_image : channels * pixels),
-          y_image(APART ? y_image : channels * pixels),
+          x_image(APART && x_image ? x_image : channels * pixels),
+          y_image(APART && y_image ? y_image : channels * pixels),
           channel(group * kLanes + threadIdx.x % kLanes), split(split) {}
 
     __device__ bool is_empty() const { return channel >= channels; }
