@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 
 from .. import settings
+from ..errors import InvalidSetting
 
 
 def set_environment(threads: int | None = None) -> None:
@@ -28,6 +30,20 @@ def run_operators_one_by_one() -> None:
     """Make MXNet's profiler record each operator instead of a network's whole run."""
     for mode in ("INFERENCE", "TRAIN"):
         os.environ.setdefault(f"MXNET_EXEC_BULK_EXEC_{mode}", "0")
+
+
+def run_contexts_side_by_side() -> None:
+    """Before MXNet computes, let its CPU contexts run our nodes at the same time, if the settings
+    name several GPUs.
+
+    A library's node takes temporary memory and a source of random numbers, of which MXNet has one
+    for all CPU contexts. It takes turns with more of them, from which other random numbers come.
+    """
+    with contextlib.suppress(InvalidSetting):
+        copies = 4 * len(settings.devices())
+        for name in ("MXNET_EXEC_NUM_TEMP", "MXNET_CPU_PARALLEL_RAND_COPY"):
+            if copies > 4:
+                os.environ.setdefault(name, str(copies))
 
 
 _MATCH_RANGE = "NNVM_EXEC_MATCH_RANGE"
