@@ -2,9 +2,10 @@
 
 It runs under any Python that has PyTorch, so it imports only the modules of this folder. It first
 writes its version. It answers {"graph": file with MXNet's JSON, "weights": .npz, "x": .npy,
-"labels": .npy, "rate": ..., "momentum": ...} with {}, and {"run": variant}, a step of training,
-with {"ms": ...}. A variant is a layout for the CPU, or a layout and a precision, such as "NHWC
-tf32", for a GPU, to which each step copies its images.
+"labels": .npy, "rate": ..., "momentum": ...} with {}, and {"run": variant, "steps": number}, steps
+of training, with {"ms": of one}. A variant is a layout for the CPU, or a layout and a precision,
+such as "NHWC tf32", for a GPU, to which each step copies its images; the loss of the last step is
+read.
 """
 
 from __future__ import annotations
@@ -43,17 +44,19 @@ class Steps:
             self._x, self._labels = self._x.pin_memory(), self._labels.pin_memory()
         self._optimizer = torch.optim.SGD(learned, lr=request["rate"], momentum=request["momentum"])
 
-    def step(self) -> dict[str, float]:
+    def run(self, steps: int) -> dict[str, float]:
         torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = self._tf32
         begin = time.perf_counter()
-        self._optimizer.zero_grad()
-        x, labels = (each.to(self._device, non_blocking=True) for each in (self._x, self._labels))
-        loss = functional.cross_entropy(self._graph(x), labels)
-        loss.backward()
-        self._optimizer.step()
-        # Waits, as the loss of each step is read.
+        for _ in range(steps):
+            self._optimizer.zero_grad()
+            given = self._x, self._labels
+            x, labels = (each.to(self._device, non_blocking=True) for each in given)
+            loss = functional.cross_entropy(self._graph(x), labels)
+            loss.backward()
+            self._optimizer.step()
+        # Waits for all of them.
         loss.item()
-        return {"ms": 1e3 * (time.perf_counter() - begin)}
+        return {"ms": 1e3 * (time.perf_counter() - begin) / steps}
 
 
 def main() -> None:
@@ -70,7 +73,7 @@ def main() -> None:
         variant = request["run"]
         if variant not in steps:
             steps[variant] = Steps(opened, variant)
-        return steps[variant].step()
+        return steps[variant].run(request["steps"])
 
     serve({"torch": torch.__version__}, answer)
 
