@@ -26,6 +26,9 @@ MOST_AXES = 6
 # Sizes are 32-bit integers in the kernels.
 _MOST_ELEMENTS = 2**31 - 1
 _NOTHING: Mapping[str, Value] = {}
+# What elements beyond an array are: border and fill of `Lowering.copy`.
+Border = tuple[str, float]
+_ZEROS = "constant", 0.0
 
 
 @dataclass(eq=False)
@@ -99,10 +102,9 @@ class Windows:
 
 class Batch(NamedTuple):
     """Normalisation of an array (images, channels, pixels) by each channel's mean and variance, to
-    which `epsilon` is added; relu follows if `is_relu`, else clip to `bounds`, if given. A CPU has
-    no such bounds, no moving averages, whose `momentum` this is, and no images apart: those of x
-    and dx begin `x_image` elements after each other, those of y and dy `y_image`, if that is not
-    0."""
+    which `epsilon` is added; relu follows if `is_relu`. The rest is a GPU's: else clip to `bounds`,
+    if given; the `momentum` of moving averages; and the elements from an image to the next in x and
+    dx, and in y and dy, 0 if images are contiguous."""
 
     images: int
     channels: int
@@ -235,7 +237,7 @@ class Builder:
         self.lowering = lowering
         self.steps = Steps(images)
         self.node = ""
-        self.number = 0
+        self.number = self.readers = 0
         self.room = room or Room()
         # The shapes of the nodes' results, by node number.
         self.shapes: dict[int, tuple[int, ...]] = {}
@@ -261,7 +263,7 @@ class Builder:
 
     def _node(self, found: dict[Entry, Operand], number: int, node: Node, lower: Lower) -> None:
         """Lower a node and bind its results."""
-        self.node, self.number = node.name, number
+        self.node, self.number, self.readers = node.name, number, self._uses[Entry(number)]
         results = lower(self, node, [found[entry] for entry in node.inputs])
         for output, result in enumerate(results):
             self._bind(found, Entry(number, output), result)
@@ -384,10 +386,6 @@ class Builder:
             value.buffer.uses += 1
         return y
 
-    def readers(self) -> int:
-        """Return the number of readers of the current node's first result."""
-        return self._uses[Entry(self.number)]
-
     def drop(self, operand: Operand) -> None:
         """Release an operand's claims."""
         _release(values_of(operand))
@@ -404,17 +402,11 @@ class Builder:
         return self._copied(x, axes)
 
     def windowed(
-        self,
-        x: Value,
-        shape: Sequence[int],
-        first: Sequence[int],
-        border: str = "constant",
-        fill: float = 0.0,
+        self, x: Value, shape: Sequence[int], first: Sequence[int], border: Border = _ZEROS
     ) -> Value:
-        """Copy a window: x's first element is at `first` in the result, which may be negative.
-        Elements beyond x are as in `Lowering.copy`."""
+        """Copy a window: x's first element is at `first` in the result, which may be negative."""
         found = zip(shape, first, x.shape, _strides(x.shape))
-        return self._copied(x, [Axis(*each) for each in found], border, fill)
+        return self._copied(x, [Axis(*each) for each in found], border)
 
     def part(self, x: Value, axis: int, begin: int, size: int) -> Value:
         """Return elements of an axis: channels are a view, others a copy."""
@@ -425,13 +417,11 @@ class Builder:
         first = [-begin if k == axis else 0 for k in range(len(shape))]
         return self.windowed(self.dense(x), shape, first)
 
-    def _copied(
-        self, x: Value, axes: Sequence[Axis], border: str = "constant", fill: float = 0.0
-    ) -> Value:
+    def _copied(self, x: Value, axes: Sequence[Axis], border: Border = _ZEROS) -> Value:
         if len(axes) > MOST_AXES:
             raise UnsupportedProblem(f"an array of {len(axes)} axes is more than {MOST_AXES}")
         y = self.empty([axis.size for axis in axes], x.constant)
-        return self.emit(self.lowering.copy(axes, border, fill), y, {"x": x})
+        return self.emit(self.lowering.copy(axes, *border), y, {"x": x})
 
     def claimed(self, value: Value) -> Value:
         """Return the array with one more claim."""

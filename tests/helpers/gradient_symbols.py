@@ -26,7 +26,6 @@ def layers(sym):
     averages = {f"moving_{each}": sym.Variable(f"a_{each}") for each in ("mean", "var")}
 
     def grown(x, name):
-        """Return an array with two more channels."""
         point = {"kernel": (1, 1), "num_filter": 2, "no_bias": True}
         return sym.concat(x, sym.Convolution(sym.relu(norm(x, name)), **point, name=name))
 
@@ -70,9 +69,7 @@ def others(sym):
     """Return symbols of other operators by name."""
     x, label = sym.Variable("data"), sym.Variable("label")
     channels = sym.Variable("channels", shape=(1, 4, 1, 1))
-    internal = sym._internal
-    apart = 3 + channels
-    positive = sym.square(x) + 1
+    apart, positive, internal = 3 + channels, sym.square(x) + 1, sym._internal
 
     def act(kind):
         return sym.Activation(x, act_type=kind)
@@ -149,8 +146,7 @@ def compare(found, expected):
     for made, right in zip(found[1:], expected[1:]):
         for name in made:
             # MXNet's is only rounding.
-            expected = right[name] * (name != "zero_bias")
-            assert error(made[name], expected) < BELOW, name
+            assert error(made[name], right[name] * (name != "zero_bias")) < BELOW, name
 
 
 def whole(case):

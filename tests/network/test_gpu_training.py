@@ -37,19 +37,16 @@ def at_once(monkeypatch):
 
 def test_a_rule_gives_mxnets_gradient(mx, monkeypatch):
     """The same cases as on the CPU, compiled as one."""
-    machine, cases = MachineOfMany("fast"), []
+    machine, cases, wrong = MachineOfMany("fast"), [], []
     monkeypatch.setattr(emulated, "emulated", lambda: machine)
     for name, symbol in {**layers(mx.sym), **others(mx.sym)}.items():
-        for case in (
-            TrainingCase(symbol, data=SHAPE, on="gpu"),
-            whole(TrainingCase(symbol, data=SHAPE, on="gpu")),
-        ):
+        plain, other = (TrainingCase(symbol, data=SHAPE, on="gpu") for _ in range(2))
+        for case in (plain, whole(other)):
             training = case.training()
             training.program([array(each) for each in case.arrays.values()])
             cases.append((name, case, training))
     with machine.active():
         machine.compile()
-    wrong = []
     for name, case, training in cases:
         recorded = case.record(training)
         try:
@@ -102,11 +99,10 @@ def test_too_little_memory_is_one_line(small):
 def test_op_times_have_each_direction(small):
     training = small.training()
     with op_times() as log:
-        made = training.program([array(each) for each in small.arrays.values()])
-        saved = made.room()
-        outputs = [np.empty(shape, np.float32) for shape in made.output_shapes]
         inputs = [array(each) for each in small.arrays.values()]
-        seconds = made.forward(inputs, [array(each) for each in outputs], saved)
+        made = training.program(inputs)
+        outputs = [np.empty(shape, np.float32) for shape in made.output_shapes]
+        seconds = made.forward(inputs, [array(each) for each in outputs], made.room())
     assert not log
     assert len(seconds) == made.steps.forward
 

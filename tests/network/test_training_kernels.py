@@ -24,9 +24,9 @@ SHAPES = [(3, 2, 44), (2, 5, 49), (1, 3, 1), (7, 1, 1400), (2, 2, 2099), (300, 1
 WINDOWS = [((2, 3), (2, 1), (1, 1)), ((3, 3), (2, 2), (1, 0)), ((2, 1), (3, 4), (0, 0))]
 LOST = (np.nan, -np.inf, np.inf)
 EPSILON, BELOW = 1e-2, 3e-6
-# What a GPU's steps read or compute besides, for each of at most 16 channels.
-BESIDES = ("zeros", "new_mean", "new_variance", "moving_mean", "moving_variance")
-ALONE = dict.fromkeys(("factor", "addend", *BESIDES), np.zeros(16, np.float32))
+# Arrays of a GPU's steps, for at most 16 channels.
+ALONE = ("factor", "addend", "zeros", "new_mean", "new_variance", "moving_mean", "moving_variance")
+ALONE = dict.fromkeys(ALONE, np.zeros(16, np.float32))
 
 
 def _on_cpu(plan, read, made):
@@ -71,20 +71,15 @@ def _normalised(batch, scaled, adds, x, rng, offset=0):
     read |= {"added": normal(*of_x)} if adds else {}
     made = {"y": of_x, "mean": of_channels, "inverse": of_channels}
     forward = _computed("norm", (batch, read), read, made, offset)
-    known = {each: forward[1][each] for each in ("mean", "inverse")}
-    factor = known["inverse"] * read.get("gamma", np.float32(1))
-    given = {"x": x, "dy": normal(*of_x), **known, "factor": factor, "addend": read["beta"]}
-    given |= {"gamma": read["gamma"]} if scaled else {}
+    given = {**read, **{each: forward[1][each] for each in ("mean", "inverse")}}
+    factor = given["inverse"] * read.get("gamma", np.float32(1))
+    given |= {"dy": normal(*of_x), "factor": factor, "addend": read["beta"]}
     given |= {"positive": forward[1]["y"]} if batch.is_relu else {}
-    made = {
-        "y": of_x,
-        "dgamma": of_channels,
-        "dbeta": of_channels,
-        **({"dadded": of_x} if adds else {}),
-    }
+    made = {"y": of_x, "dgamma": of_channels, "dbeta": of_channels}
+    made |= {"dadded": of_x} if adds else {}
     backward = _computed("norm_gradient", (batch, {*given, *made}), given, made, offset)
     with np.errstate(invalid="ignore"):
-        exact = _exact(batch, {**read, **given})
+        exact = _exact(batch, given)
     return (*forward, exact[0]), (*backward, exact[1])
 
 
@@ -93,10 +88,7 @@ def _exact(batch, arrays):
     axes, each, count = (0, 2), (slice(None), None), batch.images * batch.pixels
     mean = wide["x"].mean(axes)
     inverse = 1 / np.sqrt(wide["x"].var(axes) + batch.epsilon)
-    whitened, gamma = (
-        (wide["x"] - mean[each]) * inverse[each],
-        wide.get("gamma", np.ones(len(mean))),
-    )
+    whitened, gamma = (wide["x"] - mean[each]) * inverse[each], wide.get("gamma", 1 + 0 * mean)
     y = whitened * gamma[each] + wide["beta"][each] + wide.get("added", 0)
     lowest, highest = batch.bounds or (0 if batch.is_relu else -np.inf, np.inf)
     dy = np.where((y < lowest) | (y > highest), 0, wide["dy"])
@@ -107,12 +99,12 @@ def _exact(batch, arrays):
 
 
 def test_normalisation_and_its_gradient(rng):
-    # The sum, relu, and bounds.
+    # Whether it adds, relu, and bounds.
     kinds = [(False, False), (False, True), (True, True), (False, False, (-0.25, 0.75))]
     cases = [(of, adds, Batch(*of, EPSILON, *kind)) for of in SHAPES for adds, *kind in kinds]
-    gpu, names = emulated().lowering("float32"), ({}, {"added", "dadded"})
+    gpu, names = emulated().lowering("float32"), ((), ("added", "dadded"))
     steps = (gpu.norm, gpu.norm_gradient)
-    emulated().load([step(batch, names[adds]) for _, adds, batch in cases for step in steps])
+    emulated().load([step(of, names[adds]) for _, adds, of in cases for step in steps])
     for number, (shape, adds, batch) in enumerate(cases):
         x = rng.standard_normal(shape).astype(np.float32) + 2
         scaled, offset = number % 3 > 0, 4 * (number % 2)
@@ -136,9 +128,8 @@ def test_a_small_deviation_beside_a_large_mean(rng):
             x[:] = 1e6 + 1
         for gpu, cpu, exact in _normalised(Batch(*shape, 1e-5, False), True, False, x, rng):
             for name, found in gpu.items():
-                right = exact[name]
-                error, own = (np.abs(each - right).max() for each in (found, cpu[name]))
-                assert error <= 1.5 * own + 1e-6 * np.abs(right).max(), (kind, name)
+                error, own = (np.abs(each - exact[name]).max() for each in (found, cpu[name]))
+                assert error <= 1.5 * own + 1e-6 * np.abs(exact[name]).max(), (kind, name)
 
 
 def test_elements_that_are_not_finite(rng):
@@ -153,18 +144,16 @@ def test_elements_that_are_not_finite(rng):
 
 def test_parts_of_more_channels(rng):
     """The results are those of whole arrays; dx is added to the array in its place."""
-    gpu, names = emulated().lowering("float32"), ("mean", "inverse", "factor", "addend", "beta")
+    gpu, vectors = emulated().lowering("float32"), ("mean", "inverse", "factor", "addend", "beta")
     for shape in SHAPES:
-        channels, pixels = shape[1:]
-        batch = Batch(*shape, EPSILON, True)
+        batch, (_, channels, pixels) = Batch(*shape, EPSILON, True), shape
         apart = batch._replace(x_image=(channels + 3) * pixels)
-        sizes = {**dict.fromkeys((*names, "dgamma", "dbeta"), channels), "x": shape, "y": shape}
-        normal = {each: rng.standard_normal(size) for each, size in {**sizes, "dy": shape}.items()}
-        whole = {**ALONE, **{each: array.astype(np.float32) for each, array in normal.items()}}
-        parts = dict(whole)
+        sizes = dict.fromkeys((*vectors, "dgamma", "dbeta"), channels)
+        sizes |= dict.fromkeys(("x", "y", "dy"), shape)
+        normal = {each: rng.standard_normal(of).astype(np.float32) for each, of in sizes.items()}
+        whole, parts = {**ALONE, **normal}, {**ALONE, **normal}
         for each, more in (("x", 3), ("y", 3), ("dy", 1)):
-            pads = ((0, 0), (0, more), (0, 0))
-            parts[each] = np.pad(whole[each], pads, constant_values=np.nan)
+            parts[each] = np.pad(whole[each], ((0, 0), (0, more), (0, 0)), constant_values=np.nan)
         y = on_gpu(gpu.norm(apart, ()), {**whole, "x": parts["x"]})["y"]
         np.testing.assert_array_equal(y, on_gpu(gpu.norm(batch, ()), whole)["y"])
         apart = apart._replace(y_image=(channels + 1) * pixels)

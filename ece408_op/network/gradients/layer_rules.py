@@ -37,7 +37,6 @@ def _trained_norm(of: Of) -> list[Gradient]:
     tape, moving = of.tape, of.tape.moving[of.number]
     read = {"dy": of.dy, "mean": of.output(1), "inverse": of.output(2), "gamma": gamma}
     made = ["dgamma", "dbeta", *["dadded" for _ in added]]
-    first = 1 + len(made)
     if tape.on_gpu:
         newest = [Term(tape, tape.newest.get(each, each)) for each in moving]
         read |= {"factor": of.output(3), "addend": of.output(4)}
@@ -53,7 +52,7 @@ def _trained_norm(of: Of) -> list[Gradient]:
         attributes = {**of.node.attributes, **names}
         node = x.node("_norm_gradient", *read.values(), **attributes).entry.node
         if tape.on_gpu and tape.moving.pop(of.number, []):
-            tape.newest |= {each: Entry(node, first + k) for k, each in enumerate(moving)}
+            tape.newest |= {each: Entry(node, 3 + len(added) + k) for k, each in enumerate(moving)}
         return Term(tape, Entry(node, number))
 
     return [partial(gradient, k) for k in range(len(of.inputs))]

@@ -232,7 +232,7 @@ def _part(builder: Builder, attributes: Attributes, operands: list[Operand]) -> 
     x = builder.dense(operands[0], apart=True)
     part = builder.part(x, axis, sum(sizes[:-1]), sizes[-1])
     # One copy for several readers.
-    return builder.dense(part) if builder.readers() > 1 else part
+    return builder.dense(part) if builder.readers > 1 else part
 
 
 def _check_axes(builder: Builder, attributes: Attributes, shape: tuple[int, ...]) -> None:

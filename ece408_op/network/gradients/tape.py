@@ -19,8 +19,7 @@ class Tape:
     def __init__(self, on_gpu: bool) -> None:
         self.nodes: list[Node] = []
         self.on_gpu = on_gpu
-        # The moving averages of the normalisations whose gradients do not compute new ones, and the
-        # newest values of averages.
+        # Moving averages: of normalisations whose gradients do not update them, and newest values.
         self.moving: dict[int, list[Entry]] = {}
         self.newest: dict[Entry, Entry] = {}
         # The name of the nodes that are made.

@@ -252,7 +252,8 @@ class _PlacesOf:
         return program.steps_of(made)
 
     def _all(self, step: Step, names: Sequence[str]) -> bytes:
-        return b"".join([self._of(step.arrays[n]) if n else program.NOWHERE for n in names])
+        found = map(step.arrays.get, names)
+        return b"".join([self._of(each) if each else program.NOWHERE for each in found])
 
     def _of(self, value: Value) -> bytes:
         buffer, key = value.buffer, _key(value.buffer)

@@ -35,8 +35,8 @@ _TERMS = {name: number for number, name in enumerate(program.TERMS)}
 
 
 class CpuPlan(NamedTuple):
-    """A step without its arrays: its kind, the names of its inputs in the header's order ("" for
-    none), the bytes of the member of the header's union, and the names of its further results.
+    """A step without its arrays: its kind, the names of its inputs in the header's order, the bytes
+    of the member of the header's union, and the names of its further results; a step may lack some.
     `reads_packed`: a convolution reads packed weights alone, if they could be packed."""
 
     name: str
@@ -95,9 +95,8 @@ class CpuSteps(Lowering):
         return CpuPlan("pool", Kind.POOL, ("x",), _pooled(x, y, windows))
 
     def pool_gradient(self, x: Value, dy: Value, windows: Windows) -> CpuPlan:
-        inputs = ("dy", "x", "pooled") if windows.kind == "max" else ("dy", "", "")
         made = _pooled(x, dy, windows)
-        return CpuPlan("pool_gradient", Kind.POOL_GRADIENT, inputs, made)
+        return CpuPlan("pool_gradient", Kind.POOL_GRADIENT, ("dy", "x", "pooled"), made)
 
     def reduce(self, kind: str, outputs: int, length: int, inner: int, factor: float) -> CpuPlan:
         how = _REDUCED.get(kind, program.Reduce.SUM)
@@ -120,26 +119,25 @@ class CpuSteps(Lowering):
         return CpuPlan("resize", Kind.RESIZE, ("x",), made)
 
     def data_gradient(self, problem: ConvProblem, adds: bool = False) -> CpuPlan:
-        return self._gradient(Kind.DATA_GRADIENT, problem, "w", "x", adds)
+        return self._gradient(Kind.DATA_GRADIENT, problem, ("w", "x", "onto"))
 
     def weight_gradient(self, problem: ConvProblem, adds: bool = False) -> CpuPlan:
-        return self._gradient(Kind.WEIGHT_GRADIENT, problem, "x", "dy", adds)
+        return self._gradient(Kind.WEIGHT_GRADIENT, problem, ("x", "dy", "onto"))
 
-    def _gradient(self, kind: Kind, problem: ConvProblem, a: str, b: str, adds: bool) -> CpuPlan:
+    def _gradient(self, kind: Kind, problem: ConvProblem, inputs: tuple[str, ...]) -> CpuPlan:
         direction = "backward_data" if kind == Kind.DATA_GRADIENT else "backward_weight"
         kernel = native.choose(problem, direction, self.isa, self.strict)
-        made, inputs = self._convolution(problem, kernel), (a, b, "onto" if adds else "")
-        return CpuPlan(f"{kernel}_{self.isa}", kind, inputs, made)
+        return CpuPlan(f"{kernel}_{self.isa}", kind, inputs, self._convolution(problem, kernel))
 
     def norm(self, batch: Batch, names: Collection[str]) -> CpuPlan:
-        inputs = _of(names, "x", "beta", "gamma", "added")
+        inputs = ("x", "beta", "gamma", "added")
         made = program.packed(program.Batch, *batch[:5])
         return CpuPlan("norm", Kind.NORM, inputs, made, also=("mean", "inverse"))
 
     def norm_gradient(self, batch: Batch, names: Collection[str]) -> CpuPlan:
-        inputs = _of(names, "x", "dy", "mean", "inverse", "gamma", "positive")
+        inputs = ("x", "dy", "mean", "inverse", "gamma", "positive")
         made = program.packed(program.Batch, *batch[:5])
-        also = _of(names, "dgamma", "dbeta", "dadded")
+        also = ("dgamma", "dbeta", "dadded")
         return CpuPlan("norm_gradient", Kind.NORM_GRADIENT, inputs, made, also=also)
 
     def one_hot(self, rows: int, length: int, inner: int) -> CpuPlan:
@@ -163,12 +161,11 @@ class CpuSteps(Lowering):
             read["packed"] = packed
         made = self._convolution(problem, kernel, *(bounds or (-math.inf, math.inf)))
         y = place or builder.empty(pending.shape, builder.constant(pending))
-        inputs = _of(read, *_CONVOLVED)
         # The array in the layer's own shape, so that `emit` checks all that the kernel writes.
         own = y.seen(problem.y_shape)
         logged = problem if pending.logged else None
         alone = packed is not None and kernel == _READS_PACKED
-        plan = CpuPlan(f"{kernel}_{self.isa}", Kind.CONVOLVE, inputs, made, reads_packed=alone)
+        plan = CpuPlan(f"{kernel}_{self.isa}", Kind.CONVOLVE, _CONVOLVED, made, reads_packed=alone)
         builder.emit(plan, own, read, pending.node, logged)
         if after is None or bounds is not None or pending.sums is None:
             return y
@@ -195,7 +192,7 @@ class CpuSteps(Lowering):
             if bias is not None:
                 read["bias"] = builder.claimed(bias)
             made = self._convolution(pending.problem, kernel)
-            plan = CpuPlan("pack", Kind.PACK, ("w", "bias" if bias is not None else ""), made)
+            plan = CpuPlan("pack", Kind.PACK, ("w", "bias"), made)
             place = builder.empty((_HEADER_FLOATS + floats,), True)
             return (builder.emit(plan, place, read, pending.node),)
 
@@ -210,10 +207,6 @@ class CpuSteps(Lowering):
         if isinstance(operand, Value) and operand.dtype == "float32" and operand.shape[0] == 1:
             return operand if operand.dense else operand.seen(operand.shape)
         return builder.dense(operand)
-
-
-def _of(names: Collection[str], *order: str) -> tuple[str, ...]:
-    return tuple(each if each in names else "" for each in order)
 
 
 def _pooled(x: Value, y: Value, windows: Windows) -> bytes:

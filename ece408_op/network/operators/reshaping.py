@@ -105,7 +105,7 @@ def _pad(builder: Builder, attributes: Attributes, operands: list[Operand]) -> O
     before, after = widths[::2], widths[1::2]
     shape = [a + size + b for a, size, b in zip(before, x.shape, after)]
     border = attributes.text("mode", "constant"), attributes.number("constant_value", 0.0)
-    return builder.windowed(x, shape, before, *border)
+    return builder.windowed(x, shape, before, border)
 
 
 def _slice_axis(builder: Builder, attributes: Attributes, operands: list[Operand]) -> Operand:

@@ -41,16 +41,16 @@ struct Terms {
     Vector<V> x, gradient, before;
 };
 
-// x, and the gradients, those that pass if `MASKED`.
-template <int V, bool MASKED>
-__device__ Terms<V> terms(const Arrays &from, Place at) {
+// x, and the gradients, those that pass if `masked`.
+template <int V>
+__device__ Terms<V> terms(const Arrays &from, Place at, bool masked) {
     Terms<V> found{load<V>(from.x + at.x), load<V>(from.dy + at.y)};
     Vector<V> result{};
-    if (MASKED && ADDS) result = load<V>(from.y + at.y);
+    if (ADDS && masked) result = load<V>(from.y + at.y);
 #pragma unroll
     for (int k = 0; k < V; k++) {
         const float v = ADDS ? result.of[k] : from.normal.of(found.x.of[k]);
-        if (MASKED && !(PASSES(v))) found.gradient.of[k] = 0;
+        if (masked && !(PASSES(v))) found.gradient.of[k] = 0;
     }
     return found;
 }
@@ -59,7 +59,7 @@ template <int V>
 __device__ Sums product_sums(const Pass &pass, float *dadded, const Arrays &from) {
     Sums sums;
     if (pass.is_empty()) return sums;
-    const auto fetch = [&](Place at) { return terms<V, true>(from, at); };
+    const auto fetch = [&](Place at) { return terms<V>(from, at, true); };
     pass.each<V, 2>(fetch, [&](Place at, const Terms<V> &of) {
 #pragma unroll
         for (int k = 0; k < V; k++) {
@@ -80,10 +80,11 @@ struct Factors {
     float of_gradient, of_difference, constant;
 };
 
-template <int V, bool MASKED>
+// With several splits dy is `dadded`, if that is written, and has passed relu.
+template <int V>
 __device__ void put_gradients(const Pass &pass, const Factors &f, float *dx, const Arrays &from) {
     const auto fetch = [&](Place at) {
-        Terms<V> found = terms<V, MASKED>(from, at);
+        Terms<V> found = terms<V>(from, at, !(ADDS && pass.splits > 1));
         if (ACCUMULATES) found.before = *reinterpret_cast<const Vector<V> *>(dx + at.x);
         return found;
     };
@@ -98,22 +99,13 @@ __device__ void put_gradients(const Pass &pass, const Factors &f, float *dx, con
     });
 }
 
-template <bool MASKED>
-__device__ void put_gradients(const Pass &pass, const Factors &f, float *dx, const Arrays &from) {
-    if (pass.has_vectors(dx, from.x, from.dy, MASKED && ADDS ? from.y : from.x))
-        put_gradients<4, MASKED>(pass, f, dx, from);
-    else
-        put_gradients<1, MASKED>(pass, f, dx, from);
-}
-
 extern "C" __global__ void PASS sum(double2 *parts, float *dadded, READ, SIZES) {
     const Pass pass(GIVEN, blockIdx.x, blockIdx.y);
     const Arrays from(pass, x, dy, y, mean, factor, addend);
     put_sums(parts, pass, product_sums(pass, dadded, from));
 }
 
-// With several splits dy is `dadded`, if that is written, and has passed relu. Without `gamma` that
-// is 1. `zeros` are the sums of dx.
+// Without `gamma` that is 1. `zeros` are the sums of dx.
 extern "C" __global__ void PASS
     differentiate(float *dx, float *dgamma, float *dbeta, float *zeros, float *new_mean,
                   float *new_variance, float *dadded, READ, const float *inverse,
@@ -144,6 +136,6 @@ extern "C" __global__ void PASS
     __syncthreads();
     if (pass.is_empty()) return;
     const Factors f = of_lanes[threadIdx.x % kLanes];
-    if (ADDS && splits > 1) put_gradients<false>(pass, f, dx, from);
-    else put_gradients<true>(pass, f, dx, from);
+    if (pass.has_vectors(dx, x, dy, ADDS ? y : x)) put_gradients<4>(pass, f, dx, from);
+    else put_gradients<1>(pass, f, dx, from);
 }

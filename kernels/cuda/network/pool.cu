@@ -4,7 +4,6 @@
 // caches.
 #include "pooling.cuh"
 
-
 constexpr unsigned kOut = OUT_H * OUT_W;
 
 // Planes of an image's `channels` are contiguous; images start `in_image` and `out_image` elements

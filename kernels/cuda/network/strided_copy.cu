@@ -11,7 +11,7 @@
 #define MIRRORED 2
 
 // An axis of y: `first` elements before x, then the `held` elements of x, `stride` apart.
-#define AXIS(k) int size##k, int first##k, int held##k, int stride##k
+#define AXIS(k) , int size##k, int first##k, int held##k, int stride##k
 #define PLACE(k)                                                        \
     {                                                                   \
         int place = int(rest % size##k) - first##k;                     \
@@ -25,20 +25,15 @@
         at += (long long)place * stride##k;                             \
     }
 
-// The last axis is axis 0.
+#define AXES(X) X(0) X(1) X(2) X(3) X(4) X(5)  // the last axis is axis 0
+
 extern "C" __global__ void __launch_bounds__(256)
-    strided_copy(float *y, const float *x, int elements, AXIS(0), AXIS(1), AXIS(2), AXIS(3),
-                 AXIS(4), AXIS(5)) {
+    strided_copy(float *y, const float *x, int elements AXES(AXIS)) {
     const unsigned i = blockIdx.x * 256 + threadIdx.x;
     if (i >= elements) return;
     unsigned rest = i;
     long long at = 0;
     bool inside = true;
-    PLACE(0)
-    PLACE(1)
-    PLACE(2)
-    PLACE(3)
-    PLACE(4)
-    PLACE(5)
+    AXES(PLACE)
     y[i] = inside ? x[at] : FILL;
 }
