@@ -31,7 +31,7 @@ ABOUT = (
 ABOUT_GPU = (
     "Steps of training in turns, 8 each time, from images on the host, on the same random images "
     "from the same parameters: with `ece408_op.Trainer`, with MXNet's, and by PyTorch on the same "
-    "GPU, which reads only the loss of the last step. `convolutions ms` are our kernels' of a step, "
+    "GPU, which reads the last step's loss only. `convolutions ms` are our kernels' of a step, "
     "one by one; `losses differ by` as on the CPU."
 )
 # Steps in a sample on a GPU, where a step ends while the next one begins.
