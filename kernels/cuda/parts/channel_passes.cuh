@@ -12,7 +12,7 @@
 #define CHANNELS_LAST 0  // arrays have one pixel
 #endif
 #ifndef APART
-#define APART 0  // images of x and dx begin x_image elements apart, those of others y_image, if not 0
+#define APART 0  // images of x and dx begin x_image elements apart, others y_image, unless 0
 #endif
 #define SIZES int images, int channels, int pixels, int splits, int x_image, int y_image
 #define GIVEN images, channels, pixels, splits, x_image, y_image
