@@ -113,13 +113,28 @@ def machine(mode):
 
 
 class _OneOfSeveral(MachineAtOnce):
-    """One of several emulated GPUs. They have kernels in common, and work one at a time."""
+    """One of several emulated GPUs. They have kernels in common, and work one at a time. Counts its
+    recordings, and knows its `own` addresses."""
+
+    can_reach = True
 
     def __init__(self, number, lock):
         super().__init__("fast")
         self.key, self.lock = (*self.key, number), lock
         self._kernels = machine("fast")._kernels
-        self.recorded = 0
+        self.recorded, self.own = 0, set()
+
+    def reaches(self, other):
+        return self.can_reach or other is self
+
+    def allocate(self, nbytes):
+        address = super().allocate(nbytes)
+        self.own.add(address)
+        return address
+
+    def free(self, address):
+        super().free(address)
+        self.own.remove(address)
 
     def record(self, lane, runs):
         self.recorded += 1

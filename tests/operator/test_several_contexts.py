@@ -12,7 +12,6 @@ import ece408_op
 from ece408_op import settings
 from ece408_op.backends.cuda.runtime import device
 from ece408_op.network import machines
-from ece408_op.network.gpu_memory import memory_of
 from ece408_op.network.update import Updates
 from ece408_op.operator import autograd_state
 
@@ -132,22 +131,12 @@ def test_contexts_train_as_one(mx, gpus, form, contexts, tmp_path):
 def test_gpus_that_do_not_reach_each_other(mx, gpus, monkeypatch, noted):
     """They copy gradients, to the same bits."""
     right = _Run(mx, "ours", _SGD, 3).step(3)
-    own = {each: [] for each in gpus}
-    for each in gpus:
-        allocate = each.allocate
-        monkeypatch.setattr(each, "reaches", lambda other, each=each: other is each)
-        monkeypatch.setattr(
-            each,
-            "allocate",
-            lambda size, own=own[each], allocate=allocate: own.append(allocate(size)) or own[-1],
-        )
-    for each in gpus:
-        memory_of(each)._idle.clear()
+    monkeypatch.setattr(type(gpus[0]), "can_reach", False)
     tables = noted(Updates, "table", lambda self, items, _: (self._memory.machine, items))
     assert _Run(mx, "ours", _SGD, 3).step(3).bits() == right.bits()
     assert len(tables) == 6
     for gpu, items in tables:
-        assert all({*item.gradients} <= {*own[gpu]} for item in items)
+        assert all(gpu.own.issuperset(item.gradients) for item in items)
 
 
 def test_states_are_of_any_number_of_contexts(mx, gpus, tmp_path):
