@@ -39,7 +39,7 @@ class _OnGpu:
     def __init__(
         self, memory: GpuMemory, name: str, array: Any, gradient: Any, states: int
     ) -> None:
-        self.array, self.gradient = array, gradient
+        self.array, self.gradient, self.size = array, gradient, array.size
         array_memory.make_plain(self._both)
         # Whether MXNet's operators may have given the array a layout of oneDNN's.
         self._is_shown = False
@@ -145,23 +145,26 @@ class _OnGpu:
 _on_gpu: weakref.WeakKeyDictionary[Any, list[_OnGpu]] = weakref.WeakKeyDictionary()
 
 
-def _before_access(parameter: Any, taken: Sequence[Any]) -> None:
-    """Prepare arrays of a parameter, or of its gradient, for whoever takes them."""
-    several = _on_gpu.get(parameter)
-    if several is None:
-        return
+def _current(parameter: Any) -> list[_OnGpu]:
+    """Return what is held of a parameter's arrays; leave it after another request for gradients, or
+    another initialization."""
+    several = _on_gpu.get(parameter, [])
     arrays = parameter._data or ()
     gradients = parameter._grad or [None] * len(arrays)
     are_same = len(several) == len(arrays) == len(gradients)
-    if not are_same or not all(map(_OnGpu.is_of, several, arrays, gradients)):
-        # Another request for gradients, or another initialization.
+    if several and not (are_same and all(map(_OnGpu.is_of, several, arrays, gradients))):
         _leave(parameter)
-    elif not arrays_on_gpu.is_in_block():
-        for held in several:
-            if any(each is held.array for each in taken):
-                held.show()
-            elif any(each is held.gradient for each in taken):
-                held.show_gradient()
+        return []
+    return several
+
+
+def _before_access(parameter: Any, taken: Sequence[Any]) -> None:
+    """Prepare arrays of a parameter, or of its gradient, for whoever takes them."""
+    for held in _current(parameter):
+        if any(each is held.array for each in taken):
+            held.show()
+        elif any(each is held.gradient for each in taken):
+            held.show_gradient()
 
 
 def _leave(parameter: Any) -> None:
@@ -228,6 +231,8 @@ class Trainer(mx.gluon.Trainer):
         self._on_gpu: dict[int, list[_OnGpu]] = {}
         # By GPU and the number of gradients that are added up.
         self._updates: dict[tuple[GpuMachine, int], Updates] = {}
+        # By GPU: what the last table was made of, and the table.
+        self._tables: dict[GpuMachine, tuple[Any, Table]] = {}
         # Whether the next update adds up the gradients of all contexts.
         self._adds = False
 
@@ -241,7 +246,7 @@ class Trainer(mx.gluon.Trainer):
         super().load_states(fname)
         for number in list(self._on_gpu):
             _leave(self._params[number])
-        self._on_gpu, self._updates = {}, {}
+        self._on_gpu, self._updates, self._tables = {}, {}, {}
 
     def allreduce_grads(self) -> None:
         """Add up the gradients of several contexts on the CPU, as `gluon.Trainer` does."""
@@ -295,8 +300,11 @@ class Trainer(mx.gluon.Trainer):
         for number, parameter in enumerate(self._params):
             if parameter.grad_req == "null":
                 continue
-            with arrays_on_gpu.in_block():
-                arrays, gradients = parameter.list_data(), parameter.list_grad()
+            if not parameter._data:
+                # Raises that it is not initialized.
+                parameter.list_data()
+            _current(parameter)
+            arrays, gradients = parameter._data, parameter._grad
             each = _Given(number, arrays, gradients, [array._fresh_grad for array in arrays])
             if not (all(each.fresh) or ignore_stale_grad):
                 super()._update()
@@ -398,7 +406,11 @@ class Trainer(mx.gluon.Trainer):
             optimizer._set_current_context(context.device_id)
             optimizer._update_count(numbers)
         counts = optimizer._index_update_count
-        return {n: (optimizer._get_lr(n), optimizer._get_wd(n), counts[n]) for n in numbers}
+        lrs, wds = optimizer._get_lrs(numbers), optimizer._get_wds(numbers)
+        # Other rules do not read the number of steps: their tables stay the same.
+        reads_steps = _RULES[type(optimizer)] in ("adam", "lamb")
+        steps = [counts[n] if reads_steps else 1 for n in numbers]
+        return dict(zip(numbers, zip(lrs, wds, steps)))
 
     def _table(
         self,
@@ -406,17 +418,23 @@ class Trainer(mx.gluon.Trainer):
         changes: Sequence[_Change],
         rates: Mapping[int, tuple[float, float, int]],
     ) -> tuple[Updates, Table]:
+        updates = self._rule(machine, max(len(each.gradients) for each in changes))
+        rescale_grad = self._optimizer.rescale_grad
+        found = updates, changes, rates, rescale_grad
+        if machine in self._tables and self._tables[machine][0] == found:
+            return updates, self._tables[machine][1]
         items = [
             Item(
                 held.resident.weight.address,
                 tuple(each.gradient_on(machine) for each in gradients),
                 tuple(each.address for each in held.resident.states),
-                *(held.array.size, *rates[number]),
+                *(held.size, *rates[number]),
             )
             for number, held, gradients in changes
         ]
-        updates = self._rule(machine, max(len(each.gradients) for each in changes))
-        return updates, updates.table(items, self._optimizer.rescale_grad)
+        table = updates.table(items, rescale_grad)
+        self._tables[machine] = found, table
+        return updates, table
 
     def _fetch_states(self, numbers: Iterable[int]) -> None:
         """Bring the states of parameters that MXNet's optimizer has up to date."""
@@ -435,7 +453,7 @@ class Trainer(mx.gluon.Trainer):
     def __getstate__(self) -> dict[str, Any]:
         """For copies."""
         self._fetch_states(self._on_gpu)
-        return {**vars(self), "_on_gpu": {}, "_updates": {}}
+        return {**vars(self), "_on_gpu": {}, "_updates": {}, "_tables": {}}
 
 
 def _memory_for(array: Any) -> GpuMemory:
@@ -485,7 +503,8 @@ def _watch_parameters() -> None:
     @functools.wraps(get)
     def check_and_get(self: Any, arrays: Any, context: Any) -> Any:
         found = get(self, arrays, context)
-        _before_access(self, found if isinstance(found, list) else (found,))
+        if not arrays_on_gpu.is_in_block():
+            _before_access(self, found if isinstance(found, list) else (found,))
         return found
 
     @functools.wraps(cast)

@@ -134,7 +134,7 @@ def test_gpus_that_do_not_reach_each_other(mx, gpus, monkeypatch, noted):
     monkeypatch.setattr(type(gpus[0]), "can_reach", False)
     tables = noted(Updates, "table", lambda self, items, _: (self._memory.machine, items))
     assert _Run(mx, "ours", _SGD, 3).step(3).bits() == right.bits()
-    assert len(tables) == 6
+    assert [gpu for gpu, _ in tables] == gpus
     for gpu, items in tables:
         assert all(gpu.own.issuperset(item.gradients) for item in items)
 
