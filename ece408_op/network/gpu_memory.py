@@ -98,6 +98,13 @@ class GpuMemory:
         with self.lane(0, 0) as lane:
             yield lane, lane.host_bytes - self._shared_bytes
 
+    def has_room(self, nbytes: int) -> bool:
+        """Return whether this much could be lent now. Takes the machine's lock."""
+        with self.machine.lock, self.machine.active():
+            self._collect()
+            idle = sum(size * len(addresses) for size, addresses in self._idle.items())
+            return self._nbytes - idle + nbytes <= self.machine.budget(self._nbytes)
+
     def trim(self) -> None:
         """Free what is not lent."""
         self._collect()

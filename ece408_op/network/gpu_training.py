@@ -18,7 +18,7 @@ from .gpu_memory import Block, GpuMemory
 from .gradients.joint_builder import TwoPasses
 from .host_arrays import Array
 from .machines.machine import Recorded, Run
-from .memory_planner import aligned, places
+from .memory_planner import Places, aligned, places
 from .residents import Resident
 from .values import ARENA, SAVED, Step, Steps, Value
 
@@ -62,7 +62,7 @@ class GpuTrainingProgram(TwoPasses):
         self.steps, self._memory, self._machine = steps, memory, memory.machine
         self._outputs = outputs
         variables = len(inputs) - outputs
-        self._found = places(replace(steps, outputs=[]), ())
+        self._found = _places(steps)
         self.saved_bytes = self._found.saved_bytes
         self._inputs = inputs
         forward, backward = steps.for_images[: steps.forward], steps.for_images[steps.forward :]
@@ -266,6 +266,16 @@ class GpuTrainingProgram(TwoPasses):
         if id(buffer) in self._residents:
             return self._residents[id(buffer)][1] + value.offset
         return self._block.address + self._offsets[id(buffer)] + value.offset
+
+
+def fits(steps: Steps, memory: GpuMemory) -> bool:
+    """Return whether the GPU has room for what a batch takes."""
+    found = _places(steps)
+    return memory.has_room(found.saved_bytes + found.device_bytes)
+
+
+def _places(steps: Steps) -> Places:
+    return places(replace(steps, outputs=[]), ())
 
 
 def _uses(steps: Sequence[Step], value: Value) -> list[int]:

@@ -6,6 +6,7 @@ import ctypes
 import threading
 from collections import OrderedDict
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 from .. import settings
@@ -13,8 +14,9 @@ from ..backends.cpu import program
 from ..backends.cpu.cpu_backend import chosen_isa
 from ..errors import InvalidProblem
 from . import gpu_memory, gpu_training, machines
+from .builder import Lowering
 from .gpu_training import GpuTrainingProgram
-from .gradients import SEED, differentiate
+from .gradients import SEED, Joint, differentiate
 from .gradients.joint_builder import JointBuilder, TwoPasses
 from .graph import Graph
 from .host_arrays import ITEM_BYTES, Array, check
@@ -47,7 +49,8 @@ class Training:
     ) -> None:
         graph = Graph.parse(symbol_json).pooled_first()
         graph.check_inputs(names)
-        self._joint = differentiate(graph, wanted, train, on_gpu=on != "cpu")
+        self._differentiated = partial(differentiate, graph, wanted, train, on != "cpu")
+        self._joint = self._differentiated()
         self._names, self._wanted, self._on = tuple(names), tuple(wanted), (on, device)
         self._lock = threading.Lock()
         self._arena = _Arena()
@@ -90,18 +93,27 @@ class Training:
             values[name] = Value(buffer, array.shape, dtype=array.dtype)
         if self._joint.draws:
             values[SEED] = Value(Buffer(INPUT, gpu_training.SEED_BYTES, len(values)), (2,))
-        lowering = machine.lowering(settings.precision())
-        builder = JointBuilder(lowering, self._joint, values)
-        steps, outputs = builder.build_joint(), self._joint.outputs
-        if isinstance(machine, GpuMachine):
-            room = reshaping.room(self._joint.graph.nodes, builder.shapes)
-            if room.goes_on:
-                builder = JointBuilder(lowering, self._joint, values, room)
-                steps = builder.build_joint()
-            memory = gpu_memory.memory_of(machine)
-            averages = [self._names.index(name) for name in self.averages]
-            return GpuTrainingProgram(memory, steps, builder.inputs, outputs, averages)
-        return TrainingProgram(steps, builder.inputs, outputs, self._arena)
+        lowering, outputs = machine.lowering(settings.precision()), self._joint.outputs
+        if not isinstance(machine, GpuMachine):
+            builder = JointBuilder(lowering, self._joint, values)
+            return TrainingProgram(builder.build_joint(), builder.inputs, outputs, self._arena)
+        memory = gpu_memory.memory_of(machine)
+        steps, given = _built(lowering, self._joint, values)
+        if not gpu_training.fits(steps, memory):
+            steps, given = _built(lowering, self._differentiated(recomputes=True), values)
+        averages = [self._names.index(name) for name in self.averages]
+        return GpuTrainingProgram(memory, steps, given, outputs, averages)
+
+
+def _built(lowering: Lowering, joint: Joint, values: dict[str, Value]) -> tuple[Steps, list[Value]]:
+    """Return the steps for a GPU, and the inputs."""
+    builder = JointBuilder(lowering, joint, values)
+    steps = builder.build_joint()
+    room = reshaping.room(joint.graph.nodes, builder.shapes)
+    if room.goes_on:
+        builder = JointBuilder(lowering, joint, values, room)
+        steps = builder.build_joint()
+    return steps, builder.inputs
 
 
 class _Arena:

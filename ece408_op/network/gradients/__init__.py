@@ -43,11 +43,16 @@ class Joint:
 
 
 def differentiate(
-    graph: Graph, wanted: Sequence[str], train: bool = True, on_gpu: bool = False
+    graph: Graph,
+    wanted: Sequence[str],
+    train: bool = True,
+    on_gpu: bool = False,
+    recomputes: bool = False,
 ) -> Joint:
     """Return the graph with gradients for the variables in `wanted`, in training mode or not, for a
-    GPU or the CPU. Raises `UnsupportedProblem` for operators whose gradients are not computed."""
-    return _Pass(graph, wanted, train, on_gpu).joint()
+    GPU or the CPU. On a GPU it saves less and computes more if it `recomputes`. Raises
+    `UnsupportedProblem` for operators whose gradients are not computed."""
+    return _Pass(graph, wanted, train, Tape(on_gpu, recomputes)).joint()
 
 
 def why_not_trained(op: str, attributes: Mapping[str, str], on_gpu: bool) -> str | None:
@@ -80,8 +85,8 @@ def _why_not(node: Node, train: bool, on_gpu: bool) -> str | None:
 class _Pass:
     """One call of `differentiate`."""
 
-    def __init__(self, graph: Graph, wanted: Sequence[str], train: bool, on_gpu: bool) -> None:
-        self._tape = Tape(on_gpu)
+    def __init__(self, graph: Graph, wanted: Sequence[str], train: bool, tape: Tape) -> None:
+        self._tape = tape
         self._train = train
         self._seed: Entry | None = None
         self._uses = graph.uses

@@ -16,7 +16,7 @@ def _convolution(of: Of) -> list[Gradient]:
     axis = 1 if of.node.op != "FullyConnected" or of.read.flag("flatten", True) else -1
     return [
         lambda: w.node("_data_gradient", of.dy, x, **attributes),
-        lambda: x.node("_weight_gradient", of.dy, w, **attributes),
+        lambda: of.tape.again(x).node("_weight_gradient", of.dy, w, **attributes),
         *[partial(_bias_gradient, of, each, axis) for each in bias],
     ]
 
@@ -82,7 +82,8 @@ def _pooling(of: Of) -> list[Gradient]:
     if kind != "max" and of.read.flag("global_pool"):
         return [lambda: of.dy.node("_spread", of.x, pixels=True, mean=kind == "avg")]
     last = [of.y] if kind == "max" else []
-    return [lambda: of.dy.node("_pool_gradient", of.x, *last, **of.node.attributes)]
+    x = of.tape.again(of.x) if last else of.x
+    return [lambda: of.dy.node("_pool_gradient", x, *last, **of.node.attributes)]
 
 
 def _reduction(of: Of) -> list[Gradient]:

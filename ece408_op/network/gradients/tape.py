@@ -14,11 +14,12 @@ _ACCUMULATING = ("_data_gradient", "_weight_gradient", "_norm_gradient")
 
 
 class Tape:
-    """Nodes in topological order, for a GPU or the CPU. Equal nodes are made once."""
+    """Nodes in topological order, for a GPU or the CPU. Equal nodes are made once. If it
+    `recomputes`, a backward pass on a GPU computes normalisations again instead of reading them."""
 
-    def __init__(self, on_gpu: bool) -> None:
+    def __init__(self, on_gpu: bool, recomputes: bool = False) -> None:
         self.nodes: list[Node] = []
-        self.on_gpu = on_gpu
+        self.on_gpu, self._recomputes = on_gpu, recomputes and on_gpu
         # Moving averages: of normalisations whose gradients do not update them, and newest values.
         self.moving: dict[int, list[Entry]] = {}
         self.newest: dict[Entry, Entry] = {}
@@ -38,6 +39,24 @@ class Tape:
         if key not in self._known:
             self._known[key] = self.add(Node(op, self.name, texts, tuple(inputs))).node
         return Entry(self._known[key])
+
+    def again(self, of: Term) -> Term:
+        """Return an array of the forward pass for the backward pass to read: computed again if that
+        takes one pointwise step and saves memory."""
+        norm = self.nodes[of.entry.node]
+        is_norm = norm.op == "_norm" and of.entry.output == 0
+        if not (self._recomputes and is_norm) or "added" in norm.attributes["read"]:
+            return of
+        axis = norm.read.integer("axis", 1)
+        mean, _, factor, addend = (Term(self, Entry(of.entry.node, n)) for n in range(1, 5))
+        y = Term(self, norm.inputs[0]).term("subtract", mean, axis=axis)
+        # The same bits: a maximum is found by them.
+        y = y.term("multiply_add", factor, addend, axis=axis)
+        if norm.read.flag("is_relu"):
+            return y.term("relu")
+        if not norm.read.is_set("a_min"):
+            return y
+        return y.term("clip", p=norm.read.number("a_min"), q=norm.read.number("a_max"))
 
     def added(self, total: Entry | None, more: Entry) -> Entry:
         """Return the sum of gradients; the last node may be made to add to the total."""

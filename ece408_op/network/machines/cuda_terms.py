@@ -47,7 +47,7 @@ _FORMS = {
     "power": "powf({0},{p})",
     "inverse_deviation": "float(1./sqrt(double({0})+{wide}))",
     "scaled_deviation": "float(double({1})/sqrt(double({0})+{wide}))",
-    "multiply_add": "({0}*{1}+{2})",
+    "multiply_add": "fmaf({0},{1},{2})",
     "subtract_product": "({0}-{1}*{2})",
     "shifted": "({0}+({3}-{1})*{2})",
     "where": "({0}>0.f?{1}:{2})",
