@@ -24,7 +24,8 @@ from .cpu_steps import CpuPlan, CpuSteps
 from .machine import Machine
 
 _LINE = 64
-_numbers = itertools.count()
+# 0 is none of the compiled operator's numbers.
+_numbers = itertools.count(1)
 
 
 class Cpu(Machine):
