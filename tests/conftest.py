@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import gc
 import os
 import signal
 import subprocess
@@ -37,7 +38,10 @@ def mx():
     if sys.version_info >= (3, 13):
         pytest.skip("MXNet needs Python 3.9 to 3.12")
     os.environ.setdefault("MXNET_SUBGRAPH_VERBOSE", "0")
-    return load_mxnet()
+    found = load_mxnet()
+    # Tests that collect garbage need not go through MXNet's modules.
+    gc.freeze()
+    return found
 
 
 @pytest.fixture(scope="session")
