@@ -10,7 +10,6 @@ from unittest import mock
 
 import numpy as np
 import programs
-import pytest
 
 from ece408_op.cli.main import main
 from ece408_op.course import training
@@ -28,6 +27,9 @@ def images(count: int = 250) -> tuple[np.ndarray, np.ndarray]:
 
 def interrupted(recipe: Recipe, *given: Any) -> None:
     """Train until the first state is saved."""
+    # Runs in processes of their own need it not.
+    import pytest
+
     save = training._save_state
 
     def interrupted(*arguments: Any) -> None:

@@ -208,18 +208,46 @@ def test_what_ends_a_share_ends_the_ranking(folder, monkeypatch):
         _rank(folder, ranking=ranking)
 
 
-def test_the_command(run_here, run_ece408, folder, tmp_path):
+def _add_odd_files(folder):
+    """Add an undecodable name, one with control characters and a spreadsheet formula, a pipe, a
+    file of gigabytes, and a CUDA file among CPU files."""
+    (folder / "eve").mkdir()
+    (folder / "eve" / "k.cu").write_text(DECLARED)
+    os.mkfifo(folder / "eve" / "pipe.cc")
+    with (folder / "eve" / "sparse.cc").open("wb") as sparse:
+        sparse.truncate(6 << 30)
+    for name in (b"\xff.cc", b"\x1b[31mred.cc"):
+        with open(os.path.join(os.fsencode(folder / "eve"), name), "w") as file:
+            file.write("")
+    (folder / "=1+1").mkdir()
+    (folder / "=1+1" / "k.cc").write_text("")
+
+
+def test_the_command_also_of_odd_files(run_here, run_ece408, folder, tmp_path):
+    _add_odd_files(folder)
     output = tmp_path / "ranking"
-    arguments = ("lab", "rank", str(folder / "ann"), str(folder / "cy"), "--output", str(output))
+    some = [str(folder / name) for name in ("ann", "cy", "eve", "=1+1")]
+    arguments = ("lab", "rank", *some, "--output", str(output))
     arguments += ("--layer", "fa17_1", "--batch-size", "3", "--repeat", "1", "--jobs", "1")
-    cache = str(settings.cache())
-    result = run_ece408(*arguments, ECE408_CACHE=cache)
+    result = run_ece408(*arguments, ECE408_CACHE=str(settings.cache()))
     assert result.returncode == 0, result.stderr
-    assert "not ranked: cy/wrong.cc: " in result.stdout
+    told = dict(
+        line.removeprefix("not ranked: ").split(": ", 1)
+        for line in result.stdout.splitlines()
+        if line.startswith("not ranked: ")
+    )
+    assert "elements are wrong" in told["cy/wrong.cc"]
+    assert told["eve/k.cu"] == "it is for GPUs, and most files are for the CPU"
+    assert "it is no regular file" in told["eve/pipe.cc"]
+    assert "it has 6442450944 bytes, more than 4194304" in told["eve/sparse.cc"]
+    assert {"eve/\\udcff.cc", "eve/\\x1b[31mred.cc"} <= told.keys()
     rows = list(csv.DictReader((output / "ranking.csv").open()))
-    ranks_of = {row["name"]: row["rank"] for row in rows}
-    assert ranks_of == {OURS: "", "ann/cpu-new-forward.cc": "1", "cy/wrong.cc": ""}
-    assert rows[-1]["remarks"].startswith("not ranked: b")
+    ranks_of = {row["name"]: row["rank"] for row in rows if row["rank"] or row["name"] == OURS}
+    assert ranks_of == {OURS: "", "ann/cpu-new-forward.cc": "1"}
+    remarks = {row["name"]: row["remarks"] for row in rows}
+    assert remarks["cy/wrong.cc"].startswith("not ranked: b")
+    assert "'=1+1/k.cc" in remarks
+    assert "\x1b" not in result.stdout + (output / "ranking.csv").read_text()
     page = (output / "ranking.html").read_text()
     assert "cpu-new-forward.cc" in page
     assert str(datetime.date.today()) in page
@@ -273,38 +301,6 @@ def test_names_are_paths_from_the_folder_that_has_them_all(tmp_path):
     assert sorted(ranks.find([a, b])) == ["a/new.cc", "b/deep/new.cc", "b/new.cc"]
     assert sorted(ranks.find([a / "new.cc", b / "new.cc"])) == ["a/new.cc", "b/new.cc"]
     assert sorted(ranks.find([a / "new.cc"])) == ["new.cc"]
-
-
-def test_odd_files_are_told_and_stop_nothing(run_here, folder, tmp_path):
-    """An undecodable name, one with control characters or a spreadsheet formula, a pipe, a file of
-    gigabytes, a CUDA file among CPU files."""
-    (folder / "eve").mkdir()
-    (folder / "eve" / "k.cu").write_text(DECLARED)
-    os.mkfifo(folder / "eve" / "pipe.cc")
-    with (folder / "eve" / "sparse.cc").open("wb") as sparse:
-        sparse.truncate(6 << 30)
-    for name in (b"\xff.cc", b"\x1b[31mred.cc"):
-        with open(os.path.join(os.fsencode(folder / "eve"), name), "w") as file:
-            file.write("")
-    (folder / "=1+1").mkdir()
-    (folder / "=1+1" / "k.cc").write_text("")
-    output = tmp_path / "ranking"
-    layer = ("--layer", "fa17_1", "--batch-size", "3", "--repeat", "1")
-    some = [str(folder / name) for name in ("ann", "dan", "eve", "=1+1")]
-    result = run_here("lab", "rank", *some, "--output", str(output), *layer)
-    assert result.returncode == 0, result.stderr
-    told = dict(
-        line.removeprefix("not ranked: ").split(": ", 1)
-        for line in result.stdout.splitlines()
-        if line.startswith("not ranked: ")
-    )
-    assert told["eve/k.cu"] == "it is for GPUs, and most files are for the CPU"
-    assert "it is no regular file" in told["eve/pipe.cc"]
-    assert "it has 6442450944 bytes, more than 4194304" in told["eve/sparse.cc"]
-    assert {"eve/\\udcff.cc", "eve/\\x1b[31mred.cc"} <= told.keys()
-    rows = list(csv.DictReader((output / "ranking.csv").open()))
-    assert "'=1+1/k.cc" in [row["name"] for row in rows]
-    assert "\x1b" not in result.stdout + (output / "ranking.csv").read_text()
 
 
 @pytest.mark.slow
