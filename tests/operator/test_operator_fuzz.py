@@ -30,7 +30,7 @@ def _expect_none_wrong(outcome):
 
 
 def test_chains_of_operators(mx):
-    _expect_none_wrong(operator_fuzz.run(12, range(184)))
+    _expect_none_wrong(operator_fuzz.run(17, range(92)))
 
 
 def test_chains_of_operators_touch_only_their_own_memory(mx):

@@ -13,7 +13,7 @@ import ece408_op
 
 SHAPE = (2, 3, 9, 8)
 LAYERS = 4
-TIMES = 40
+TIMES = 20
 
 
 class _HeapUse(ctypes.Structure):

@@ -266,7 +266,7 @@ def test_an_unknown_kernel_is_an_error_with_the_names():
 
 @pytest.mark.parametrize("kernel", catalog.KERNELS, ids=lambda kernel: kernel.name)
 def test_plans_stay_within_the_limits_of_cuda(kernel):
-    small = random_cases(kernel, 30)
+    small = random_cases(kernel, 15)
     # Arrays of MXNet end at 2^31 - 1 elements.
     most = [
         (1 << 31) // max(map(math.prod, (c.problem.x_shape[1:], c.problem.y_shape[1:])))
