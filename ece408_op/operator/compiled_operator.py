@@ -78,21 +78,20 @@ _DRIVER = (
 )
 
 
-_OTHERS = ("run", "use_workers")
+class _Call(ctypes.Structure):
+    """The header's `ece408_call`."""
+
+    _fields_ = [
+        ("layer", ctypes.c_char_p),
+        *[(name, ctypes.c_int) for name in ("direction", "gpu", "type")],
+        ("sizes", ctypes.POINTER(ctypes.c_int64)),
+    ]
 
 
-class _Others(ctypes.Structure):
-    """The header's `ece408_others`."""
-
-    _fields_ = [(name, ctypes.c_void_p) for name in _OTHERS]
-
-
-_INT = ctypes.c_int
-_CALL = (ctypes.c_char_p, _INT, _INT, _INT, ctypes.POINTER(ctypes.c_int64))
-_TIMES = (ctypes.c_double, ctypes.c_double)
-_Ask = ctypes.CFUNCTYPE(None, *_CALL, ctypes.POINTER(_Plan))
-_Compute = ctypes.CFUNCTYPE(ctypes.c_int, *_CALL, ctypes.POINTER(ctypes.c_void_p))
-_Report = ctypes.CFUNCTYPE(ctypes.c_int, *_CALL, ctypes.POINTER(_Plan), *_TIMES)
+_CALL, _PLAN = ctypes.POINTER(_Call), ctypes.POINTER(_Plan)
+_Ask = ctypes.CFUNCTYPE(ctypes.c_int, _CALL, _PLAN)
+_Compute = ctypes.CFUNCTYPE(ctypes.c_int, _CALL, ctypes.POINTER(ctypes.c_void_p))
+_Report = ctypes.CFUNCTYPE(ctypes.c_int, _CALL, _PLAN, ctypes.c_double, ctypes.c_double)
 
 # Nodes of these operators have this key as an attribute. A graph with another key is refused:
 # addresses in a file are not trusted.
@@ -136,9 +135,11 @@ def _load(base: Any) -> str | None:
         base.check_call(base._LIB.MXLoadLib(str(LIBRARY).encode(), 0))
         library = ctypes.CDLL(str(LIBRARY))
         kernels = native.library()
-        functions = (getattr(kernels, f"ece408_{name}") for name in _OTHERS)
-        others = _Others(*(ctypes.cast(each, ctypes.c_void_p) for each in functions))
-        library.ece408_forward_use(_ask, _compute, _report, ctypes.byref(others), KEY.encode())
+        functions = (_ask, _compute, _report, kernels.ece408_run, kernels.ece408_use_workers)
+        addresses = (ctypes.cast(each, ctypes.c_void_p) for each in functions)
+        # The header's `ece408_forward_functions`.
+        given = (ctypes.c_void_p * len(functions))(*addresses)
+        library.ece408_forward_use(given, KEY.encode())
     except (base.MXNetError, OSError, AttributeError, errors.KernelsMissing) as error:
         return f"{LIBRARY} does not load ({str(error).splitlines()[0]})"
     _library = library
@@ -205,41 +206,36 @@ def node_attributes(layer: ConvAttributes) -> dict[str, str]:
     return {"key": KEY, "layer": f"{_description(layer)}\n{json.dumps(layer.layer)}"}
 
 
-def _call(text: bytes, gpu: int, mxnet_type: int, sizes: Any) -> tuple[ConvProblem, dispatch.Layer]:
-    description, _, name = text.partition(b"\n")
-    given = _layer(description)
+def _call(given: _Call) -> tuple[ConvProblem, dispatch.Layer, str]:
+    """Return a call's problem, layer and direction."""
+    description, _, name = given.layer.partition(b"\n")
+    attributes = _layer(description)
     # One-dimensional arrays have no height.
-    x_shape = (*sizes[:2], *sizes[4 - given.spatial : 4])
-    layer = given.layer_on() if gpu < 0 else given.layer_on("gpu", gpu)
+    x_shape = (*given.sizes[:2], *given.sizes[4 - attributes.spatial : 4])
+    layer = attributes.layer_on() if given.gpu < 0 else attributes.layer_on("gpu", given.gpu)
     layer = dataclasses.replace(layer, name=json.loads(name))
-    return problem_of(given, x_shape, _TYPES[mxnet_type]), layer
+    problem = problem_of(attributes, x_shape, _TYPES[given.type])
+    return problem, layer, DIRECTIONS[given.direction]
 
 
 @_Ask
-def _ask(
-    description: bytes | None,
-    direction: int,
-    gpu: int,
-    mxnet_type: int,
-    sizes: Any,
-    plan: Any,
-) -> None:
+def _ask(call: Any, plan: Any) -> int:
     try:
         plan[0] = _Plan(None, settings.threads())
-        if description is None:
+        if call[0].layer is None:
             plan[0].isa = native.ISA_CODES[chosen_isa()]
-            return
-        problem, layer = _call(description, gpu, mxnet_type, sizes)
-        if gpu < 0:
-            backend = dispatch.prepare(problem, layer, DIRECTIONS[direction])
-            function = backend.native_function(problem, DIRECTIONS[direction])
-            _plan_function(backend, function, plan)
+            return 1
+        problem, layer, direction = _call(call[0])
+        if call[0].gpu < 0:
+            backend = dispatch.prepare(problem, layer, direction)
+            _plan_function(backend, backend.native_function(problem, direction), plan)
         else:
-            backend = dispatch.select(problem, layer, DIRECTIONS[direction])
-            _plan_launches(backend, problem, DIRECTIONS[direction], plan)
+            backend = dispatch.select(problem, layer, direction)
+            _plan_launches(backend, problem, direction, plan)
     except errors.Ece408Error:
         # `_compute` is called next, fails again, and can report the error.
-        return
+        return 0
+    return 1
 
 
 def _plan_function(backend: Backend, function: NativeFunction | None, plan: Any) -> None:
@@ -285,15 +281,13 @@ def _give_driver() -> None:
 
 
 @_Compute
-def _compute(
-    description: bytes, direction: int, gpu: int, mxnet_type: int, sizes: Any, arrays: Any
-) -> int:
+def _compute(call: Any, arrays: Any) -> int:
     def compute() -> None:
-        problem, layer = _call(description, gpu, mxnet_type, sizes)
+        problem, layer, direction = _call(call[0])
         first, second, third, last = arrays[:4]
-        if DIRECTIONS[direction] == "forward":
+        if direction == "forward":
             dispatch.forward(problem, layer, first, second, third, last, False)
-        elif DIRECTIONS[direction] == "backward_data":
+        elif direction == "backward_data":
             dispatch.backward_data(problem, layer, first, second, third, False)
         else:
             dispatch.backward_weight(problem, layer, first, second, third, last, False, False)
@@ -302,23 +296,14 @@ def _compute(
 
 
 @_Report
-def _report(
-    description: bytes,
-    direction: int,
-    gpu: int,
-    mxnet_type: int,
-    sizes: Any,
-    plan: Any,
-    seconds: float,
-    gpu_seconds: float,
-) -> int:
+def _report(call: Any, plan: Any, seconds: float, gpu_seconds: float) -> int:
     def publish() -> None:
-        problem, layer = _call(description, gpu, mxnet_type, sizes)
+        problem, layer, direction = _call(call[0])
         backend, done = _names[plan[0].function, plan[0].isa, plan[0].kernel]
-        of_gpu = None if gpu < 0 else op_log.GpuTime(gpu_seconds)
+        of_gpu = None if call[0].gpu < 0 else op_log.GpuTime(gpu_seconds)
         op_log.publish(
             op_log.OpTime(
-                *(layer.name, problem, DIRECTIONS[direction], backend),
+                *(layer.name, problem, direction, backend),
                 *(done.kernel, seconds, of_gpu, done.precision),
             )
         )

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ctypes
 import functools
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -13,15 +12,14 @@ from . import compiled_operator
 from .loading import load_mxnet
 
 
-def are_foreign(arrays: Sequence[Any]) -> bool:
-    """Return whether one of the NDArrays is in memory that MXNet does not own and others may write
-    to without MXNet counting that. If this is unknown, all count as such."""
-    return not _knows_memory() or _are_foreign(arrays)
+def is_foreign(array: Any) -> bool:
+    """Return whether an NDArray is in memory that MXNet does not own and others may write to
+    without MXNet counting that. If this is unknown, each counts as such."""
+    return not _knows_memory() or _is_foreign(array)
 
 
-def _are_foreign(arrays: Sequence[Any]) -> bool:
-    handles = (ctypes.c_void_p * len(arrays))(*(array.handle for array in arrays))
-    return bool(library().ece408_are_foreign(handles, len(arrays)))
+def _is_foreign(array: Any) -> bool:
+    return bool(library().ece408_is_foreign(array.handle))
 
 
 @functools.lru_cache(maxsize=1)
@@ -29,7 +27,7 @@ def _knows_memory() -> bool:
     """Return whether arrays have the memory layout that the headers in use declare."""
     nd = load_mxnet().nd
     lent = nd.from_numpy(np.zeros(1, np.float32))
-    return not _are_foreign([nd.zeros(1, ctx=load_mxnet().cpu())]) and _are_foreign([lent])
+    return not _is_foreign(nd.zeros(1, ctx=load_mxnet().cpu())) and _is_foreign(lent)
 
 
 @functools.lru_cache(maxsize=1)

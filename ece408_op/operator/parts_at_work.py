@@ -253,7 +253,7 @@ class Parts:
     def forget(self, arrays: Mapping[str, Any]) -> None:
         """Forget the parameters of the last calls; the next ones have these arrays, by name. No
         call may be in progress."""
-        foreign = {name for name, array in arrays.items() if native_handles.are_foreign([array])}
+        foreign = {name for name, array in arrays.items() if native_handles.is_foreign(array)}
         for number in self.numbers:
             kinds = _opened[number].kinds(foreign)
             _library().ece408_part_forget(number, kinds.encode())
@@ -421,6 +421,7 @@ class _Opened:
             *(kept.steps, kept.before, kept.packed),
             number=kept.number,
             bytes=kept.nbytes,
+            isa=native.ISA_CODES[kept.settings[1]],
         )
         return bool(_library().ece408_part_keep(target, ctypes.byref(made)))
 

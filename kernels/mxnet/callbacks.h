@@ -1,16 +1,12 @@
 /* Calls between the library of this folder, which MXNet loads, and Python, in addition to MXNet's own
  * lib_api.h. */
-#ifndef ECE408_CALLBACKS_H
-#define ECE408_CALLBACKS_H
+#pragma once
 
-#include <stdbool.h>
-#include <stdint.h>
+#include <cstdint>
 
 #include "../cpu/network/program.h"
 
-#ifdef __cplusplus
 extern "C" {
-#endif
 
 /* The functions of ece408.h for float32 or another type: forward, for either gradient, and the textbook
  * loop for the bias's. */
@@ -24,35 +20,35 @@ typedef int ece408_bias_gradient(const ece408_problem* problem, const void* dy, 
 
 /* The function that computes a call in its direction on the CPU, and its last arguments. On a GPU the
  * plan has launches instead, with one workspace. Without either, Python computes. */
-typedef struct ece408_plan {
+struct ece408_plan {
     void* function;
     int threads, isa, kernel;
     ece408_bias_gradient* bias_gradient;
     int workspace_bytes;
-} ece408_plan;
+};
 
 /* The byte offset in a launch's arguments of an array's address, and the array: its index in the call,
  * or the workspace. */
 #define ECE408_WORKSPACE 4
-typedef struct ece408_slot {
+struct ece408_slot {
     int offset, array;
-} ece408_slot;
+};
 
 /* One launch of a CUDA kernel: its CUfunction, and its argument buffer. */
-typedef struct ece408_launch {
+struct ece408_launch {
     void* function;
     unsigned int grid[3], block[3], shared_bytes;
     int argument_bytes, slot_count;
     const char* arguments;
     const ece408_slot* slots;
-} ece408_launch;
+};
 
 /* Appends a launch to a plan that is being filled in. */
 ECE408_EXPORT void ece408_forward_launch(ece408_plan* plan, const ece408_launch* launch);
 
 /* Functions of CUDA's driver: cuLaunchKernel, cuStreamSynchronize, cuEventCreate, cuEventRecord,
  * cuEventElapsedTime and cuEventDestroy_v2. */
-typedef struct ece408_driver {
+struct ece408_driver {
     int (*launch)(void* function, unsigned int grid_x, unsigned int grid_y, unsigned int grid_z,
                   unsigned int block_x, unsigned int block_y, unsigned int block_z,
                   unsigned int shared_bytes, void* stream, void** parameters, void** extra);
@@ -61,53 +57,38 @@ typedef struct ece408_driver {
     int (*record)(void* event, void* stream);
     int (*elapsed)(float* milliseconds, void* begin, void* end);
     int (*destroy_event)(void* event);
-} ece408_driver;
+};
 
 /* Before the first plan with launches. */
 ECE408_EXPORT void ece408_forward_drive(const ece408_driver* driver);
 
-/* The number of the GPU that arrays are on, or this one. */
+/* A call of a layer, described by its node's attribute, in a direction of ece408.h, on this GPU or on
+ * the CPU, for data of MXNet's type number `type` and of batch, channels, height and width `sizes`. */
 #define ECE408_ON_CPU -1
+struct ece408_call {
+    const char* layer;
+    int direction, gpu, type;
+    const int64_t* sizes;
+};
 
-/* From now on nothing is kept: arrays may be in memory with writes that MXNet does not count. */
-ECE408_EXPORT void ece408_memory_is_shared(void);
-
-/* 1 if one of the arrays of these handles is in memory that is not MXNet's own. */
-ECE408_EXPORT int ece408_are_foreign(void* const* handles, int count);
-
-/* The number of completed writes to the array of a handle. */
-ECE408_EXPORT int64_t ece408_writes_to(void* handle);
-
-/* The deleter of a DLPack tensor: sets its manager, an `int`, to 0. */
-ECE408_EXPORT void ece408_memory_is_free(void* tensor);
-
-/* Fills in the plan for a layer, described by its node's attribute, in a direction of ece408.h, for data of
- * MXNet's type number `type` and of batch, channels, height and width `sizes`. With a NULL layer, only the
- * threads and the instruction set. */
-typedef void ece408_ask(const char* layer, int direction, int gpu, int type, const int64_t* sizes,
-                        ece408_plan* plan);
-
-/* Computes the same call in Python; 0 if it failed. The arrays are x, w, bias and y, or w, dy and dx,
- * or x, dy, dw and dbias; NULL for a missing one. */
-typedef int ece408_compute(const char* layer, int direction, int gpu, int type,
-                           const int64_t* sizes, void* const* arrays);
-
-/* Takes the duration of such a call by a plan, and of its GPU kernels, in seconds; 0 if that failed. */
-typedef int ece408_report(const char* layer, int direction, int gpu, int type,
-                          const int64_t* sizes, const ece408_plan* plan, double seconds,
-                          double gpu_seconds);
-
-/* The functions of ece408.h with these names, in another library. */
-typedef struct ece408_others {
+/* Functions of Python, which return 0 if they failed, and two of another library. */
+struct ece408_forward_functions {
+    /* Fills in the plan for a call; with a NULL layer, only the threads and the instruction set. */
+    int (*ask)(const ece408_call* call, ece408_plan* plan);
+    /* Computes it. The arrays are x, w, bias and y, or w, dy and dx, or x, dy, dw and dbias; NULL for
+     * a missing one. */
+    int (*compute)(const ece408_call* call, void* const* arrays);
+    /* Takes its duration by a plan, and that of its GPU kernels. */
+    int (*report)(const ece408_call* call, const ece408_plan* plan, double seconds,
+                  double gpu_seconds);
+    /* ece408_run and ece408_use_workers. */
     int (*run)(const ece408_step* steps, int64_t count, void* const* bases, int threads, int isa,
                double* seconds, int64_t* failed);
     void (*use_workers)(int threads);
-} ece408_others;
+};
 
 /* Before the first call. Only nodes with the attribute `key` of this value are accepted. */
-ECE408_EXPORT void ece408_forward_use(ece408_ask* ask, ece408_compute* compute,
-                                      ece408_report* report, const ece408_others* others,
-                                      const char* key);
+ECE408_EXPORT void ece408_forward_use(const ece408_forward_functions* functions, const char* key);
 
 /* Discards every plan: Python plans the next call again. */
 ECE408_EXPORT void ece408_forward_forget(void);
@@ -115,52 +96,66 @@ ECE408_EXPORT void ece408_forward_forget(void);
 /* Whether every call of a plan's function is reported from now on. */
 ECE408_EXPORT void ece408_forward_log(int is_open);
 
-/* The kinds of a part's inputs, one character each: data, with a row for each image; a parameter; or
- * a computed array that is the same for all images. */
-#define ECE408_DATA '0'
-#define ECE408_PARAMETER '1'
-#define ECE408_FOR_ALL_IMAGES '2'
+/* From now on nothing is kept: arrays may be in memory with writes that MXNet does not count. */
+ECE408_EXPORT void ece408_memory_is_shared(void);
+
+/* 1 if the array of a handle is in memory that is not MXNet's own. */
+ECE408_EXPORT int ece408_is_foreign(const void* handle);
+
+/* The number of completed writes to the array of a handle. */
+ECE408_EXPORT int64_t ece408_writes_to(void* handle);
+
+/* The deleter of a DLPack tensor: sets its manager, an `int`, to 0. */
+ECE408_EXPORT void ece408_memory_is_free(void* tensor);
 
 /* What Python makes of a part of a graph for inputs of given shapes. */
-typedef struct ece408_program ece408_program;
+struct ece408_program;
 
 /* Functions of Python for parts, which have numbers. Each returns 0 if it failed. */
-typedef struct ece408_part_functions {
-    /* Makes a program by `ece408_part_output`, `ece408_part_keep` and `ece408_part_give`. `sizes` has for each input its type, by
-     * MXNet's number, its number of dimensions, and these. Only failures in a call are reported. */
+struct ece408_part_functions {
+    /* Makes a program by `ece408_part_output`, `ece408_part_keep` and `ece408_part_give`. `sizes` has
+     * for each input its type, by MXNet's number, its number of dimensions, and these. Only failures
+     * in a call are reported. */
     int (*make)(int part, const int64_t* sizes, int64_t count, ece408_program* program, int is_call);
-    /* Takes the seconds of each of `count` steps of a call from step `first` on, or the status of a step
-     * that failed, and its kind. */
+    /* Takes the seconds of each of `count` steps of a call from step `first` on, or the status of a
+     * step that failed, and its kind. */
     int (*report)(int64_t program, const double* seconds, int64_t first, int64_t count, int status,
                   int64_t step, int64_t kind);
     /* Ends a program, or what is kept. */
     int (*forget)(int64_t number);
     /* Ends a part. */
     int (*close)(int part);
-    /* Computes a call of a part that Python computes, with this version of all inputs but data, and these of
-     * each, and the addresses of inputs and outputs. */
+    /* Computes a call of a part that Python computes, with this version of all inputs but data, and
+     * these of each, and the addresses of inputs and outputs. */
     int (*compute)(int part, int64_t program, uint64_t version, const uint64_t* versions,
                    void* const* addresses);
     /* Computes a pass of a part with gradients that Python computes, for the recorded call of this
-     * number, which is not 0. Arrays have addresses, and MXNet's counts of writes as versions: first the
-     * inputs; forward, then the outputs; `backward`, then the gradients for the outputs, the wanted
+     * number, which is not 0. Arrays have addresses, and MXNet's counts of writes as versions: first
+     * the inputs; forward, then the outputs; `backward`, then the gradients for the outputs, the wanted
      * gradients, and the moving averages. */
     int (*pass)(int part, int64_t program, int64_t call, int backward, const uint64_t* versions,
                 void* const* addresses);
     /* Ends a recorded call. */
     int (*end)(int64_t call);
-} ece408_part_functions;
+};
 
 /* Before the first part. */
 ECE408_EXPORT void ece408_part_use(const ece408_part_functions* functions);
 
-/* Opens a part. `kinds` has the kind of each input, and `types` the types of all inputs and outputs. With
- * `in_python`, Python computes it; its programs have only the shapes of outputs, and a number. */
+/* The kinds of a part's inputs, one character each: data, with a row for each image; a parameter; or
+ * a computed array that is the same for all images. */
+#define ECE408_DATA '0'
+#define ECE408_PARAMETER '1'
+#define ECE408_FOR_ALL_IMAGES '2'
+
+/* Opens a part. `kinds` has the kind of each input, and `types` the types of all inputs and outputs.
+ * With `in_python`, Python computes it; its programs have only the shapes of outputs, and a number. */
 ECE408_EXPORT void ece408_part_open(int part, const char* kinds, const int* types, int arrays,
                                     int in_python);
 
-/* Gives the part gradients. Of `count` inputs: one whose gradient is wanted, in the order of the program's
- * results; a moving average, for the results after these; and a gamma that training sets to 1. */
+/* Gives the part gradients. Of `count` inputs: one whose gradient is wanted, in the order of the
+ * program's results; a moving average, for the results after these; and a gamma that training sets to
+ * 1. */
 #define ECE408_WANTED 'w'
 #define ECE408_AVERAGE 'a'
 #define ECE408_SET_TO_1 '1'
@@ -181,16 +176,17 @@ ECE408_EXPORT void ece408_part_release(int part);
 ECE408_EXPORT void ece408_part_output(ece408_program* program, const int64_t* shape, int dimensions);
 
 /* What Python makes: a program, or what programs keep of weights, which steps make. Operands of a
- * program's steps are in an arena of `bytes`, the inputs, the outputs, and what is `kept`, by numbers; those
- * of what is kept are in nothing, the inputs, what is `kept` before, and itself, of `bytes`. `packed` are the
- * places of packed weights in it. A program also `reads` weights, the inputs of these numbers, in place. One
- * with gradients has `forward_steps`, then those of the backward pass, and `saved_bytes` between them. */
-typedef struct ece408_code {
+ * program's steps are in an arena of `bytes`, the inputs, the outputs, and what is `kept`, by numbers;
+ * those of what is kept are in nothing, the inputs, what is `kept` before, and itself, of `bytes`.
+ * `packed` are the places of packed weights in it. A program, whose number is negative, also `reads`
+ * weights, the inputs of these numbers, in place. One with gradients has `forward_steps`, then those of
+ * the backward pass, and `saved_bytes` between them. */
+struct ece408_code {
     const ece408_step* steps;
     const int64_t *kept, *packed, *reads;
     int64_t number, step_count, kept_count, packed_count, read_count, bytes;
     int64_t isa, forward_steps, saved_bytes;
-} ece408_code;
+};
 
 /* Keeps it for the program; 0 if there is no memory. */
 ECE408_EXPORT int ece408_part_keep(ece408_program* program, const ece408_code* made);
@@ -200,7 +196,7 @@ ECE408_EXPORT int ece408_part_give(ece408_program* program, const ece408_code* m
 
 /* Functions of MXNet's C interface: MXNDArrayWaitToRead, MXNDArrayGetData, MXNDArrayCreateEx and
  * MXEnginePushSyncND. */
-typedef struct ece408_mxnet {
+struct ece408_mxnet {
     int (*wait_to_read)(void* array);
     int (*data)(void* array, void** data);
     int (*create)(const unsigned* shape, unsigned dimensions, int device_type, int device,
@@ -208,13 +204,13 @@ typedef struct ece408_mxnet {
     int (*push)(void (*run)(void* context, void* task), void* task, void (*end)(void* task),
                 const void* context, void* const* reads, int read_count, void* const* writes,
                 int write_count, const void* property, int priority, const char* name);
-} ece408_mxnet;
+};
 
-/* A call on the caller's thread, without MXNet's CachedOp, of a part whose weights are as in its last call by
- * MXNet: 1, with the handles of new arrays in `results`; 0 if that is impossible, also because data is
- * pending, or its memory takes more than `most_bytes`; -1 if MXNet failed; MXNet has the error. 2 if
- * Python must compute the new arrays, of weights of this `version`, which it may not read. The caller frees the arrays in
- * `results` in each case. */
+/* A call on the caller's thread, without MXNet's CachedOp, of a part whose weights are as in its last
+ * call by MXNet: 1, with the handles of new arrays in `results`; 0 if that is impossible, also because
+ * data is pending, or its memory takes more than `most_bytes`; -1 if MXNet failed; MXNet has the error.
+ * 2 if Python must compute the new arrays, of weights of this `version`, which it may not read. The
+ * caller frees the arrays in `results` in each case. */
 ECE408_EXPORT int ece408_part_call(int part, void* const* inputs, void** results, int64_t most_bytes,
                                    const ece408_mxnet* mxnet, uint64_t* version);
 
@@ -249,8 +245,4 @@ ECE408_EXPORT PyObject* ece408_unraisable(PyObject* is_of_signal, PyObject* othe
 ECE408_EXPORT int ece408_end(int (*wait_for_all)(void), int (*notify_shutdown)(void),
                              int has_others);
 
-#ifdef __cplusplus
 }
-#endif
-
-#endif

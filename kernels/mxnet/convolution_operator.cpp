@@ -9,18 +9,10 @@
 // Python chooses the kernel once for each layer, shape and type; the choice is valid until the
 // settings change. If Python chooses no compiled kernel, it computes the call itself. On a GPU it
 // returns launches, which are enqueued on MXNet's stream.
-#include <array>
-#include <cstdint>
-#include <cstdio>
-#include <cstdlib>
-#include <iterator>
-#include <memory>
-#include <string>
-#include <vector>
+#include <sstream>
 
 #include "../cpu/api/shape.h"
 #include "library.h"
-#include "plans.h"
 
 namespace {
 
@@ -32,11 +24,11 @@ using mxnet::ext::OpResource;
 // The attributes: the layer as Python describes it, and its convolution without the data's sizes.
 struct Layer {
     std::string description;
-    int spatial = 2, bias = 0;
+    int64_t spatial = 2, bias = 0;
     bool for_data = true, for_weight = true;  // the wanted gradients; the bias's with w's
     ece408_problem problem{};  // batch, channels, height and width are the data's
 
-    size_t inputs() const { return 2 + bias; }
+    size_t inputs() const { return static_cast<size_t>(2 + bias); }
 
     // False for attributes that this process did not write.
     bool read(const Attributes& attributes);
@@ -48,17 +40,12 @@ bool Layer::read(const Attributes& attributes) {
     const auto layer = attributes.find("layer");
     if (!made_here(attributes) || layer == attributes.end()) return false;
     description = layer->second;
-    long long n[12];
-    const int found = std::sscanf(
-        description.c_str(), "%lld %lld %lld %lld %lld %lld %lld %lld %lld %lld %lld %lld", &n[0],
-        &n[1], &n[2], &n[3], &n[4], &n[5], &n[6], &n[7], &n[8], &n[9], &n[10], &n[11]);
-    if (found != 12 || (n[0] != 1 && n[0] != 2) || (n[1] != 0 && n[1] != 1)) return false;
-    spatial = static_cast<int>(n[0]);
-    bias = static_cast<int>(n[1]);
+    std::istringstream numbers(description);
     ece408_problem& p = problem;
-    p.filters = n[2], p.groups = n[3];
-    p.kernel_h = n[4], p.kernel_w = n[5], p.stride_h = n[6], p.stride_w = n[7];
-    p.pad_h = n[8], p.pad_w = n[9], p.dilate_h = n[10], p.dilate_w = n[11];
+    for (int64_t* each : {&spatial, &bias, &p.filters, &p.groups, &p.kernel_h, &p.kernel_w,
+                          &p.stride_h, &p.stride_w, &p.pad_h, &p.pad_w, &p.dilate_h, &p.dilate_w})
+        if (!(numbers >> *each)) return false;
+    if ((spatial != 1 && spatial != 2) || (bias != 0 && bias != 1)) return false;
     const auto gradients = attributes.find("gradients");
     if (gradients != attributes.end()) {
         for_data = gradients->second.find("data") != std::string::npos;
@@ -112,30 +99,24 @@ public:
 
     MXReturnValue Forward(std::vector<MXTensor>* in, std::vector<MXTensor>* out,
                           const OpResource& resource) override {
-        ece408_problem p;
-        if (!set_data(layer_, (*in)[0].shape, &p)) return kRefused;
-        const Arrays arrays{(*in)[0].data_ptr, (*in)[1].data_ptr,
-                            layer_.bias ? (*in)[2].data_ptr : nullptr, (*out)[0].data_ptr};
-        return compute(p, (*in)[0].dtype, ECE408_FORWARD, arrays, resource);
+        const MXTensor &x = (*in)[0], &w = (*in)[1];
+        void* const bias = layer_.bias ? (*in)[2].data_ptr : nullptr;
+        const Arrays arrays{x.data_ptr, w.data_ptr, bias, (*out)[0].data_ptr};
+        return compute(x, ECE408_FORWARD, arrays, resource);
     }
 
     // From the gradient for y, the inputs and y: the gradients for data, weight[, bias].
     MXReturnValue Backward(std::vector<MXTensor>* in, std::vector<MXTensor>* out,
                            const OpResource& resource) override {
-        ece408_problem p;
-        if (!set_data(layer_, (*in)[1].shape, &p)) return kRefused;
-        void *const dy = (*in)[0].data_ptr, *const x = (*in)[1].data_ptr;
+        const MXTensor &dy = (*in)[0], &x = (*in)[1], &w = (*in)[2];
         void* const dbias = layer_.bias ? (*out)[2].data_ptr : nullptr;
-        const int type = (*in)[1].dtype;
-        if (layer_.for_data) {
-            const Arrays arrays{(*in)[2].data_ptr, dy, (*out)[0].data_ptr, nullptr};
-            const MXReturnValue status =
-                compute(p, type, ECE408_BACKWARD_DATA, arrays, resource);
-            if (status != MX_SUCCESS) return status;
-        }
-        if (!layer_.for_weight) return MX_SUCCESS;
-        const Arrays arrays{x, dy, (*out)[1].data_ptr, dbias};
-        return compute(p, type, ECE408_BACKWARD_WEIGHT, arrays, resource);
+        const Arrays for_data{w.data_ptr, dy.data_ptr, (*out)[0].data_ptr, nullptr};
+        const Arrays for_weight{x.data_ptr, dy.data_ptr, (*out)[1].data_ptr, dbias};
+        MXReturnValue status = MX_SUCCESS;
+        if (layer_.for_data) status = compute(x, ECE408_BACKWARD_DATA, for_data, resource);
+        if (layer_.for_weight && status == MX_SUCCESS)
+            status = compute(x, ECE408_BACKWARD_WEIGHT, for_weight, resource);
+        return status;
     }
 
 private:
@@ -143,29 +124,31 @@ private:
     using Arrays = std::array<void*, 4>;
 
     Call call_of(const ece408_problem& p, int type, int direction) const {
-        return {layer_.description, type, direction, {p.batch, p.channels, p.height, p.width}, gpu_};
+        return {layer_.description, direction, gpu_, type, {p.batch, p.channels, p.height, p.width}};
     }
 
-    MXReturnValue compute(const ece408_problem& p, int type, int direction, const Arrays& arrays,
+    MXReturnValue compute(const MXTensor& x, int direction, const Arrays& arrays,
                           const OpResource& resource) const {
-        const Call call = call_of(p, type, direction);
+        ece408_problem p;
+        if (!set_data(layer_, x.shape, &p)) return kRefused;
+        const Call call = call_of(p, x.dtype, direction);
         const auto plan = plans().plan(call);
-        const bool on_cpu = call.gpu == ECE408_ON_CPU;
+        const bool on_cpu = gpu_ == ECE408_ON_CPU;
         // A GPU may still be busy when the call ends.
-        const bool is_timed = on_cpu || plans().logs();
+        const bool is_timed = on_cpu || plans().logs;
         ece408::Times times;
-        const bool is_done = on_cpu ? run_on_cpu(p, call, *plan, arrays, &times)
+        const bool is_done = on_cpu ? run_on_cpu(p, direction, *plan, arrays, &times)
                                     : run_on_gpu(*plan, arrays, resource, is_timed ? &times : nullptr);
-        if (is_done) return !is_timed || plans().report(call, *plan, times) ? MX_SUCCESS : kRefused;
+        if (is_done) return success_if(!is_timed || plans().report(call, *plan, times));
         // Python also computes after a kernel's failure, to report the reason.
-        return plans().compute(call, arrays.data()) ? MX_SUCCESS : kRefused;
+        return success_if(plans().compute(call, arrays.data()));
     }
 
-    static bool run_on_cpu(const ece408_problem& p, const Call& call, const Plan& plan,
+    static bool run_on_cpu(const ece408_problem& p, int direction, const Plan& plan,
                            const Arrays& arrays, ece408::Times* times) {
         if (!plan.function) return false;
         const auto start = ece408::Clock::now();
-        const int status = run(p, call.direction, plan, arrays);
+        const int status = run(p, direction, plan, arrays);
         times->all = ece408::seconds_since(start);
         return status == ECE408_OK;
     }
@@ -236,7 +219,7 @@ MXReturnValue infer_types(const Attributes&, std::vector<int>* in, std::vector<i
 MXReturnValue infer_shapes(const Attributes& attributes, std::vector<Shape>* in,
                            std::vector<Shape>* out) {
     Layer layer;
-    return layer.read(attributes) && layer.infer(in, &(*out)[0]) ? MX_SUCCESS : kRefused;
+    return success_if(layer.read(attributes) && layer.infer(in, &(*out)[0]));
 }
 
 // The shapes and types are checked once more: from then on the arrays must match.
@@ -266,9 +249,8 @@ REGISTER_OP(ece408_convolution)
 
 mxnet::ext::MXReturnValue initialize(int) { return MX_SUCCESS; }
 
-void ece408_forward_use(ece408_ask* ask, ece408_compute* compute, ece408_report* report,
-                        const ece408_others* others, const char* key) {
-    plans().use(ask, compute, report, *others, key);
+void ece408_forward_use(const ece408_forward_functions* functions, const char* key) {
+    plans().use(*functions, key);
 }
 
 void ece408_forward_forget(void) { plans().forget(); }
@@ -279,4 +261,4 @@ void ece408_forward_launch(ece408_plan* plan, const ece408_launch* launch) {
 
 void ece408_forward_drive(const ece408_driver* driver) { ece408::driver = *driver; }
 
-void ece408_forward_log(int is_open) { plans().log(is_open != 0); }
+void ece408_forward_log(int is_open) { plans().logs = is_open != 0; }

@@ -18,13 +18,9 @@ inline ece408_driver driver{};
 class Launch {
 public:
     explicit Launch(const ece408_launch& given)
-        : function_(given.function),
-          shared_bytes_(given.shared_bytes),
+        : given_(given),
           arguments_(given.arguments, given.arguments + given.argument_bytes),
-          slots_(given.slots, given.slots + given.slot_count) {
-        std::copy_n(given.grid, 3, grid_);
-        std::copy_n(given.block, 3, block_);
-    }
+          slots_(given.slots, given.slots + given.slot_count) {}
 
     // Enqueues it with these array addresses; false if the driver refuses.
     bool enqueue(void* const* arrays, void* stream) const {
@@ -35,13 +31,13 @@ public:
         // CU_LAUNCH_PARAM_BUFFER_POINTER, _BUFFER_SIZE and _END: the driver copies the arguments.
         void* extra[] = {reinterpret_cast<void*>(1), arguments.data(), reinterpret_cast<void*>(2),
                          &size, nullptr};
-        return driver.launch(function_, grid_[0], grid_[1], grid_[2], block_[0], block_[1],
-                               block_[2], shared_bytes_, stream, nullptr, extra) == 0;
+        const auto &grid = given_.grid, &block = given_.block;
+        return driver.launch(given_.function, grid[0], grid[1], grid[2], block[0], block[1],
+                             block[2], given_.shared_bytes, stream, nullptr, extra) == 0;
     }
 
 private:
-    void* function_;
-    unsigned int grid_[3], block_[3], shared_bytes_;
+    ece408_launch given_;  // its arrays may have gone
     std::vector<char> arguments_;
     std::vector<ece408_slot> slots_;
 };

@@ -23,6 +23,8 @@ using mxnet::ext::MXTensor;
 // has already reported the reason.
 constexpr MXReturnValue kRefused = mxnet::ext::MX_FAIL;
 
+inline MXReturnValue success_if(bool is_done) { return is_done ? MX_SUCCESS : kRefused; }
+
 // Whether this process made the node; a node from a file may have any attributes.
 inline bool made_here(const Attributes& attributes) {
     const auto key = attributes.find("key");

@@ -4,15 +4,7 @@
 // call, on the GPU.
 //
 // MXNet may make a hybridized block's operators again for every call: parts outlive them.
-#include <algorithm>
-#include <cstdint>
-#include <cstdlib>
-#include <map>
-#include <memory>
-#include <mutex>
 #include <sstream>
-#include <string>
-#include <vector>
 
 #include "part.h"
 
@@ -109,12 +101,13 @@ public:
 
     MXReturnValue Forward(std::vector<MXTensor>* in, std::vector<MXTensor>* out,
                           const OpResource&) override {
-        return part_->has_gradients() ? part_->forward(in, out, &last_) : part_->compute(in, out);
+        return part_->has_gradients() ? part_->forward(*in, *out, &last_)
+                                      : part_->compute(*in, *out);
     }
 
     MXReturnValue Backward(std::vector<MXTensor>* in, std::vector<MXTensor>* out,
                            const OpResource&) override {
-        return part_->backward(*in, out, last_);
+        return part_->backward(*in, *out, last_);
     }
 
 private:
@@ -222,7 +215,7 @@ void ece408_part_train(int number, const int* inputs, const char* uses, int coun
         auto& taken = uses[i] == ECE408_WANTED    ? found.wanted
                       : uses[i] == ECE408_AVERAGE ? found.averages
                                                   : found.ones;
-        taken.push_back(inputs[i]);
+        taken.push_back(static_cast<size_t>(inputs[i]));
     }
     if (const auto opened = part(number)) opened->set(std::move(found));
 }
@@ -245,21 +238,14 @@ void ece408_part_output(ece408_program* program, const int64_t* shape, int dimen
 }
 
 int ece408_part_keep(ece408_program* program, const ece408_code* made) {
-    const auto kept = std::make_shared<ece408::Kept>();
-    kept->packed.assign(made->packed, made->packed + made->packed_count);
-    kept->memory = ece408::memory_of(made->bytes);
-    const bool has_all = kept->take(*made, program->part);
-    program->part->add(kept);
-    program->kept.push_back(kept);
-    return kept->memory && has_all ? 1 : 0;
+    return program->part->keep(*made, program) ? 1 : 0;
 }
 
 int ece408_part_give(ece408_program* program, const ece408_code* made) {
     program->forward_steps = made->forward_steps;
     program->saved_bytes = made->saved_bytes;
-    program->isa = static_cast<int>(made->isa);
     program->reads.assign(made->reads, made->reads + made->read_count);
-    return program->take(*made, program->part) ? 1 : 0;
+    return program->part->take(*made, program) ? 1 : 0;
 }
 
 int ece408_part_call(int number, void* const* inputs, void** results, int64_t most_bytes,

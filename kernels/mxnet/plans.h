@@ -24,27 +24,24 @@ namespace ece408 {
 // One layer, as described by its node's attribute, in one direction, for data of one type and size.
 struct Call {
     std::string layer;  // and, on a line of its own, its name
-    int type = 0;
-    int direction = ECE408_FORWARD;
-    std::array<int64_t, 4> sizes{};  // batch, channels, height, width
-    int gpu = ECE408_ON_CPU;
+    int direction = ECE408_FORWARD, gpu = ECE408_ON_CPU, type = 0;
+    std::array<int64_t, 4> sizes{};
 
-    const char* name() const { return layer.empty() ? nullptr : layer.c_str(); }
+    // As Python gets it, for this object's lifetime.
+    ece408_call given() const {
+        return {layer.empty() ? nullptr : layer.c_str(), direction, gpu, type, sizes.data()};
+    }
     // Layers that differ in name only have one plan: each new net of Gluon's has new names.
-    bool operator<(const Call& other) const { return key() < other.key(); }
-
-private:
-    using Sizes = std::array<int64_t, 4>;
-
-    std::tuple<const Sizes&, int, int, int, std::string_view> key() const {
-        const std::string_view all = layer;
-        return {sizes, type, direction, gpu, all.substr(0, all.find('\n'))};
+    bool operator<(const Call& other) const {
+        const auto key = [](const Call& of) {
+            const std::string_view all = of.layer, line = all.substr(0, all.find('\n'));
+            return std::tuple(of.sizes, of.type, of.direction, of.gpu, line);
+        };
+        return key(*this) < key(other);
     }
 };
 
 struct Plan : ece408_plan {
-    Plan() : ece408_plan{} {}
-
     std::vector<Launch> launches;
 };
 
@@ -56,14 +53,12 @@ constexpr const char* kVariables[] = {"ECE408_BACKEND",   "ECE408_GRADIENT_PRECI
 
 class Plans {
 public:
-    void use(ece408_ask* ask, ece408_compute* compute, ece408_report* report,
-             const ece408_others& others, const char* key) {
-        ask_ = ask;
-        compute_ = compute;
-        report_ = report;
-        others_ = others;
+    void use(const ece408_forward_functions& functions, const char* key) {
+        functions_ = functions;
         key_ = key;
     }
+
+    const ece408_forward_functions& functions() const { return functions_; }
 
     // Whether this process made the node; nodes from files are refused.
     bool made(const std::string& key) const { return !key_.empty() && key == key_; }
@@ -91,11 +86,8 @@ public:
             generation = generation_;
         }
         const auto answer = std::make_shared<Plan>();
-        run_python([&] {
-            ask_(call.name(), call.direction, call.gpu, call.type, call.sizes.data(),
-                 answer.get());
-            return 1;
-        });
+        const ece408_call given = call.given();
+        run_python([&] { return functions_.ask(&given, answer.get()); });
         // A plan that could not be made has none.
         if (answer->threads < 1) answer->threads = 1;
         const std::lock_guard<std::mutex> lock(mutex_);
@@ -104,31 +96,25 @@ public:
         return answer;
     }
 
-    // The functions of the kernels' library.
-    const ece408_others& others() const { return others_; }
-
     // Threads for work other than convolutions.
     int threads() { return plan({})->threads; }
 
     bool compute(const Call& call, void* const* arrays) {
-        return run_python([&] {
-            return compute_(call.name(), call.direction, call.gpu, call.type, call.sizes.data(),
-                            arrays);
-        }) != 0;
+        const ece408_call given = call.given();
+        return run_python([&] { return functions_.compute(&given, arrays); }) != 0;
     }
-
-    void log(bool is_open) { log_is_open_ = is_open; }
-
-    bool logs() const { return log_is_open_; }
 
     // Reports the duration of a call by a plan to Python, if op times are collected; false if that
     // failed.
     bool report(const Call& call, const Plan& plan, const Times& times) {
-        return !log_is_open_ || run_python([&] {
-            return report_(call.name(), call.direction, call.gpu, call.type, call.sizes.data(),
-                           &plan, times.all, times.gpu);
+        const ece408_call given = call.given();
+        return !logs || run_python([&] {
+            return functions_.report(&given, &plan, times.all, times.gpu);
         }) != 0;
     }
+
+    // Whether op times are collected.
+    std::atomic<bool> logs{false};
 
 private:
     void watch_environment() {
@@ -145,11 +131,7 @@ private:
     std::map<Call, std::shared_ptr<const Plan>> plans_;
     std::array<std::string, std::size(kVariables)> environment_;
     uint64_t generation_ = 0;
-    std::atomic<bool> log_is_open_{false};
-    ece408_ask* ask_ = nullptr;
-    ece408_compute* compute_ = nullptr;
-    ece408_report* report_ = nullptr;
-    ece408_others others_{};
+    ece408_forward_functions functions_{};
     std::string key_;
 };
 

@@ -141,19 +141,14 @@ bool on_main_thread() { return syscall(SYS_gettid) == getpid(); }
 PythonCall::PythonCall() : on_main_thread_(on_main_thread()) {
     ++calls;
     allowed_ = !ended;
-    if (!allowed_) {
-        --calls;
-        return;
-    }
-    if (on_main_thread_) {
+    if (allowed_ && on_main_thread_) {
         python_lock_ = PyGILState_Ensure();
         put_off_signals();
     }
 }
 
 PythonCall::~PythonCall() {
-    if (!allowed_) return;
-    if (on_main_thread_) {
+    if (allowed_ && on_main_thread_) {
         let_signals_through();
         PyGILState_Release(python_lock_);
     }

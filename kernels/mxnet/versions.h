@@ -40,15 +40,14 @@ public:
     // count, even while this one is alive, because MXNet may move it into a layout of oneDNN's. So
     // while a count is trusted, the input stays the same array; before another array, callers
     // forget.
-    uint64_t of(const std::vector<mxnet::ext::MXTensor>& arrays,
-                std::vector<uint64_t>* versions = nullptr) {
+    uint64_t of(const std::vector<mxnet::ext::MXTensor>& arrays, std::vector<uint64_t>* versions) {
         const std::lock_guard<std::mutex> lock(mutex_);
         bool are_same = all_ != 0;
         for (size_t i = 0; i < seen_.size(); i++) {
             if (is_data(i)) continue;
             const uint64_t before = seen_[i].version;
             if (of(arrays[i], kinds_[i], &seen_[i]) != before) are_same = false;
-            if (versions) (*versions)[i] = seen_[i].version;
+            (*versions)[i] = seen_[i].version;
         }
         return are_same ? all_ : all_ = next();
     }
