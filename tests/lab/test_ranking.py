@@ -209,8 +209,7 @@ def test_what_ends_a_share_ends_the_ranking(folder, monkeypatch):
 
 
 def _add_odd_files(folder):
-    """Add an undecodable name, one with control characters and a spreadsheet formula, a pipe, a
-    file of gigabytes, and a CUDA file among CPU files."""
+    """Add odd names, a pipe, a file of gigabytes, and a CUDA file among CPU files."""
     (folder / "eve").mkdir()
     (folder / "eve" / "k.cu").write_text(DECLARED)
     os.mkfifo(folder / "eve" / "pipe.cc")
