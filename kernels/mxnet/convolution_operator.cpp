@@ -37,9 +37,7 @@ struct Layer {
 };
 
 bool Layer::read(const Attributes& attributes) {
-    const auto layer = attributes.find("layer");
-    if (!made_here(attributes) || layer == attributes.end()) return false;
-    description = layer->second;
+    description = value_of("layer", attributes);
     std::istringstream numbers(description);
     ece408_problem& p = problem;
     for (int64_t* each : {&spatial, &bias, &p.filters, &p.groups, &p.kernel_h, &p.kernel_w,

@@ -25,10 +25,12 @@ constexpr MXReturnValue kRefused = mxnet::ext::MX_FAIL;
 
 inline MXReturnValue success_if(bool is_done) { return is_done ? MX_SUCCESS : kRefused; }
 
-// Whether this process made the node; a node from a file may have any attributes.
-inline bool made_here(const Attributes& attributes) {
-    const auto key = attributes.find("key");
-    return key != attributes.end() && ece408::plans().made(key->second);
+// The value of an attribute, or nothing if this process did not make the node: one from a file may
+// have any attributes.
+inline std::string value_of(const char* name, const Attributes& attributes) {
+    const auto key = attributes.find("key"), found = attributes.find(name);
+    if (key == attributes.end() || !ece408::plans().made(key->second)) return "";
+    return found == attributes.end() ? "" : found->second;
 }
 
 // MXNet's number for a type that is not known yet; float32, float64 and float16 are 0 to 2.

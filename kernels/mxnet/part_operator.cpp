@@ -33,9 +33,7 @@ std::shared_ptr<Part> part(int number) {
 
 // The part of a node; null if this process did not make it, or has closed it.
 std::shared_ptr<Part> part_of(const Attributes& attributes) {
-    const auto found = attributes.find("part");
-    if (!made_here(attributes) || found == attributes.end()) return nullptr;
-    return part(std::atoi(found->second.c_str()));
+    return part(std::atoi(value_of("part", attributes).c_str()));
 }
 
 // What the attributes say of a node's arrays: MXNet also asks when the part is closed, as for the
@@ -45,10 +43,8 @@ struct Counts {
     std::vector<int> moving;  // the inputs that are moving averages
 
     bool read(const Attributes& attributes) {
-        const auto counts = attributes.find("counts");
-        if (!made_here(attributes) || counts == attributes.end()) return false;
-        std::istringstream numbers(counts->second);
-        numbers >> inputs >> outputs;
+        std::istringstream numbers(value_of("counts", attributes));
+        if (!(numbers >> inputs >> outputs)) return false;
         for (int each = 0; numbers >> each;) moving.push_back(each);
         return true;
     }
@@ -137,18 +133,12 @@ MXReturnValue infer_backward_shapes(const Attributes& attributes, std::vector<Sh
     return MX_SUCCESS;
 }
 
+template <bool IS_BACKWARD>
 MXReturnValue moving(const Attributes& attributes, std::vector<int>* inputs) {
     Counts counts;
     if (!counts.read(attributes)) return kRefused;
     *inputs = counts.moving;
-    return MX_SUCCESS;
-}
-
-MXReturnValue moving_backward(const Attributes& attributes, std::vector<int>* inputs) {
-    Counts counts;
-    if (!counts.read(attributes)) return kRefused;
-    inputs->clear();
-    for (int each : counts.moving) inputs->push_back(counts.outputs + each);
+    for (int& each : *inputs) each += IS_BACKWARD ? counts.outputs : 0;
     return MX_SUCCESS;
 }
 
@@ -170,7 +160,7 @@ REGISTER_OP(ece408_part)
     .setParseAttrs(parse)
     .setInferType(infer_part_types)
     .setInferShape(infer_part_shapes)
-    .setMutateInputs(moving)
+    .setMutateInputs(moving<false>)
     .setCreateOpState(create_node, "cpu");
 
 // MXNet asks a library's operator for the inputs that only its forward pass writes, but the averages
@@ -180,7 +170,7 @@ REGISTER_OP(_backward_ece408_part)
     .setParseAttrs(parse_backward)
     .setInferType(infer_backward_types)
     .setInferShape(infer_backward_shapes)
-    .setMutateInputs(moving_backward)
+    .setMutateInputs(moving<true>)
     .setForward(refuse, "gpu");
 
 }  // namespace
