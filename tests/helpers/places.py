@@ -8,5 +8,5 @@ ROOT = Path(__file__).resolve().parents[2]
 SCRIPTS = ROOT / "scripts"
 HELPERS = ROOT / "tests" / "helpers"
 DATA = ROOT / "tests" / "data"
-# nvcc's output, kept between runs: unchanged sources are not compiled again.
-CUBINS = ROOT / "build" / "cubins"
+# What compilers make, kept between runs: unchanged sources are not compiled again.
+CUBINS, KEPT = ROOT / "build" / "cubins", ROOT / "build" / "kept"
