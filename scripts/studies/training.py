@@ -40,7 +40,7 @@ _LAYOUTS = ("NCHW", "NHWC")
 _ON_GPU = tuple(f"{layout} {precision}" for layout in _LAYOUTS for precision in ("float32", "tf32"))
 _MXNETS_TRAINER = f"{OURS}, MXNet's trainer"
 # Steps whose losses are compared on a GPU: MXNet's own take seconds.
-_COMPARED = 3
+_COMPARED = 2
 _OPTIMIZER = {"rate": 0.01, "momentum": 0.9}
 
 
