@@ -89,6 +89,8 @@ class GpuTrainingProgram(TwoPasses):
         # By input: the number of the pass whose values its copy has, and the array's version.
         self._passes_of: dict[int, tuple[int, int]] = {}
         self._recorded: dict[tuple[int, ...], Recorded] = {}
+        # Where the next images wait for the end of work in progress.
+        self._landing: Block | None = None
         with self._machine.lock, self._machine.active():
             loaded = self._machine.load([step.plan for step in steps.for_images])
             self._block = memory.lend(self._nbytes, "training: the network's arrays")
@@ -192,14 +194,18 @@ class GpuTrainingProgram(TwoPasses):
     def _bring_beside(self, lane: Any, moves: Sequence[tuple[int, Array]]) -> None:
         """Copy arrays to the GPU during the work in progress, which may still read those before."""
         ends = list(itertools.accumulate(aligned(array.nbytes) for _, array in moves))
-        landing = self._memory.lend(ends[-1], "training: the next images")
+        if self._landing is None or self._landing.nbytes < ends[-1]:
+            # What is lent may have been another's, which work in progress reads.
+            self._memory.wait()
+            self._landing = self._memory.lend(ends[-1], "training: the next images")
+        landing = self._landing.address
         lane.wait_for_copies()
         for begin, (at, array) in zip([0, *ends], moves):
             _copy([(lane.host + at, array.address, array.nbytes)])
-            lane.bring(landing.address + begin - lane.device, array.nbytes, lane.host + at)
+            lane.bring(landing + begin - lane.device, array.nbytes, lane.host + at)
         lane.brought()
         for begin, (at, array) in zip([0, *ends], moves):
-            lane.move(self._block.address + at, landing.address + begin, array.nbytes)
+            lane.move(self._block.address + at, landing + begin, array.nbytes)
 
     def _resident(self, value: Value, array: Array, is_gradient: bool) -> Resident | None:
         """Return the resident parameter in the place of an array, if any, and remember where it or
