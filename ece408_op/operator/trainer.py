@@ -57,15 +57,13 @@ class _OnGpu:
     def _both(self) -> list[Any]:
         return [self.array] if self.gradient is None else [self.array, self.gradient]
 
-    def is_of(self, array: Any, gradient: Any) -> bool:
-        return array is self.array and gradient is self.gradient
-
     def show(self) -> None:
         """Bring MXNet's array up to date: MXNet's operators may read it. Raises `InvalidSetting` if
         it was changed meanwhile."""
         self._is_shown = True
+        # A pass that moves an average may be still to come.
+        self.array.wait_to_read()
         if self.resident.is_ahead:
-            self.array.wait_to_read()
             self.resident.check(_writes_to(self.array))
             # Counts as a write: whoever kept the old values takes the new ones.
             array_memory.wait_for_uses([self.array])
@@ -77,6 +75,8 @@ class _OnGpu:
         """Prepare MXNet's array for calls of parts that read the parameter on the GPU: MXNet passes
         copies of arrays in oneDNN's layouts, which would not be recognised."""
         if self._is_shown:
+            # The conversion counts as a write, and passes may have moved an average since.
+            self.show()
             array_memory.make_plain([self.array])
             self._is_shown = False
 
@@ -145,22 +145,9 @@ class _OnGpu:
 _on_gpu: weakref.WeakKeyDictionary[Any, list[_OnGpu]] = weakref.WeakKeyDictionary()
 
 
-def _current(parameter: Any) -> list[_OnGpu]:
-    """Return what is held of a parameter's arrays; leave it after another request for gradients, or
-    another initialization."""
-    several = _on_gpu.get(parameter, [])
-    arrays = parameter._data or ()
-    gradients = parameter._grad or [None] * len(arrays)
-    are_same = len(several) == len(arrays) == len(gradients)
-    if several and not (are_same and all(map(_OnGpu.is_of, several, arrays, gradients))):
-        _leave(parameter)
-        return []
-    return several
-
-
 def _before_access(parameter: Any, taken: Sequence[Any]) -> None:
     """Prepare arrays of a parameter, or of its gradient, for whoever takes them."""
-    for held in _current(parameter):
+    for held in _on_gpu.get(parameter, ()):
         if any(each is held.array for each in taken):
             held.show()
         elif any(each is held.gradient for each in taken):
@@ -303,7 +290,6 @@ class Trainer(mx.gluon.Trainer):
             if not parameter._data:
                 # Raises that it is not initialized.
                 parameter.list_data()
-            _current(parameter)
             arrays, gradients = parameter._data, parameter._grad
             each = _Given(number, arrays, gradients, [array._fresh_grad for array in arrays])
             if not (all(each.fresh) or ignore_stale_grad):
@@ -493,7 +479,7 @@ def _watch_parameters() -> None:
     """Make parameters bring their arrays up to date before others take them. Hybridized blocks
     take them as they are: `cached_ops` brings those up to date that a call reads on the CPU."""
     block, parameter = mx.gluon.HybridBlock, mx.gluon.Parameter
-    call, get, cast = block._call_cached_op, parameter._check_and_get, parameter.cast
+    call, get = block._call_cached_op, parameter._check_and_get
 
     @functools.wraps(call)
     def called(self: Any, *arguments: Any) -> Any:
@@ -507,11 +493,6 @@ def _watch_parameters() -> None:
             _before_access(self, found if isinstance(found, list) else (found,))
         return found
 
-    @functools.wraps(cast)
-    def cast_to(self: Any, dtype: Any) -> None:
-        _leave(self)
-        cast(self, dtype)
-
     def state(self: Any) -> dict[str, Any]:
         """For copies."""
         for held in _on_gpu.get(self, ()):
@@ -520,7 +501,21 @@ def _watch_parameters() -> None:
         return vars(self)
 
     block._call_cached_op, parameter._check_and_get = called, check_and_get
-    parameter.cast, parameter.__getstate__ = cast_to, state
+    parameter.__getstate__ = state
+    parameter.grad_req = parameter.grad_req.setter(_leaving(parameter.grad_req.fset))
+    for method in parameter.cast, parameter._init_impl:
+        setattr(parameter, method.__name__, _leaving(method))
+
+
+def _leaving(method: Any) -> Any:
+    """Return a method of parameters that replaces their arrays."""
+
+    @functools.wraps(method)
+    def replacing(self: Any, *arguments: Any, **keywords: Any) -> None:
+        _leave(self)
+        method(self, *arguments, **keywords)
+
+    return replacing
 
 
 def _flat(states: Any) -> list[Any]:

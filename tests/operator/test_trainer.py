@@ -222,10 +222,34 @@ def _saved_and_loaded(made, file="states"):
     made.trainer.load_states(file)
 
 
+def _averages_read(made):
+    """Between backward passes."""
+    x, labels = _data(made.mx)
+    with made.mx.autograd.record():
+        loss = made.mx.gluon.loss.SoftmaxCrossEntropyLoss()(made.net(x), labels)
+    for _ in range(2):
+        loss.backward(retain_graph=True)
+        made.losses.append(float(made.net[1].running_mean.data().norm().asscalar()))
+    loss.backward()
+    made.trainer.step(4)
+
+
+def _frozen(made):
+    made.net[0].weight.grad_req = "null"
+    made.losses.append(float(made.net(_data(made.mx)[0]).norm().asscalar()))
+
+
+def _initialized_again(made):
+    made.net.initialize(made.mx.init.Constant(0.02), force_reinit=True)
+
+
 @pytest.mark.parametrize("way", ["drop-in", "ours"])
 @pytest.mark.parametrize(
     "use",
     [
+        _averages_read,
+        _frozen,
+        _initialized_again,
         _again,
         _two_trainers,
         _cast,
