@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from typing import Any
 
@@ -12,6 +12,7 @@ import numpy as np
 
 from .. import op_log, settings
 from ..backends.cpu.native import copy
+from ..errors import NotEnoughMemory
 from . import residents
 from .chunk_pipeline import COPIED_BYTES
 from .gpu_memory import Block, GpuMemory
@@ -180,7 +181,7 @@ class GpuTrainingProgram(TwoPasses):
                     moves.append((self._offsets[id(value.buffer)], array))
             elif resident.version != array.version:
                 resident.bring(array.version)
-        if moves and self._memory.is_busy:
+        if moves and self._memory.is_busy and self._has_landing(moves):
             self._bring_beside(lane, moves)
         else:
             for part in _parts(moves):
@@ -191,20 +192,28 @@ class GpuTrainingProgram(TwoPasses):
             lane.brought()
         self._passes_of.update(brought)
 
-    def _bring_beside(self, lane: Any, moves: Sequence[tuple[int, Array]]) -> None:
-        """Copy arrays to the GPU during the work in progress, which may still read those before."""
-        ends = list(itertools.accumulate(aligned(array.nbytes) for _, array in moves))
-        if self._landing is None or self._landing.nbytes < ends[-1]:
+    def _has_landing(self, moves: Sequence[tuple[int, Array]]) -> bool:
+        """Return whether there is memory for `_bring_beside`."""
+        nbytes = sum(aligned(array.nbytes) for _, array in moves)
+        if self._landing is None or self._landing.nbytes < nbytes:
             # What is lent may have been another's, which work in progress reads.
             self._memory.wait()
-            self._landing = self._memory.lend(ends[-1], "training: the next images")
+            self._landing = None
+            with suppress(NotEnoughMemory):
+                self._landing = self._memory.lend(nbytes, "training: the next images")
+        return self._landing is not None
+
+    def _bring_beside(self, lane: Any, moves: Sequence[tuple[int, Array]]) -> None:
+        """Copy arrays to the GPU during the work in progress, which may still read those before."""
+        assert self._landing is not None
+        begins = [0, *itertools.accumulate(aligned(array.nbytes) for _, array in moves)]
         landing = self._landing.address
         lane.wait_for_copies()
-        for begin, (at, array) in zip([0, *ends], moves):
+        for begin, (at, array) in zip(begins, moves):
             _copy([(lane.host + at, array.address, array.nbytes)])
             lane.bring(landing + begin - lane.device, array.nbytes, lane.host + at)
         lane.brought()
-        for begin, (at, array) in zip([0, *ends], moves):
+        for begin, (at, array) in zip(begins, moves):
             lane.move(self._block.address + at, landing + begin, array.nbytes)
 
     def _resident(self, value: Value, array: Array, is_gradient: bool) -> Resident | None:

@@ -272,11 +272,18 @@ def test_other_uses_between_steps(mx, way, use, tmp_path, monkeypatch):
     _agree(ours.parameters(), right.parameters())
 
 
-@pytest.mark.parametrize("copies_early", [False, True])
-def test_work_in_progress_is_not_disturbed(mx, monkeypatch, copies_early):
+@pytest.mark.parametrize("case", ["copies late", "copies early", "has no room"])
+def test_work_in_progress_is_not_disturbed(mx, monkeypatch, case):
     """Two nets, together and one after the other, on a GPU that works late."""
-    late = late_lanes.machine(copies_early)
+    late, lend = late_lanes.machine(case == "copies early"), gpu_memory.GpuMemory.lend
     monkeypatch.setattr(machines.emulated, "emulated", lambda: late)
+
+    def lend_some(self, nbytes, use):
+        if case == "has no room" and use == "training: the next images":
+            raise errors.NotEnoughMemory(use)
+        return lend(self, nbytes, use)
+
+    monkeypatch.setattr(gpu_memory.GpuMemory, "lend", lend_some)
     rng = np.random.default_rng(5)
     batches = [mx.nd.array(rng.uniform(-1, 1, (n, 3, 9, 8))) for n in (4, 40, 4, 40)]
     turns = [{0: 0, 1: 1}, {0: 2}, {0: 0}, {1: 1}, {1: 3}, {0: 0, 1: 2}]
