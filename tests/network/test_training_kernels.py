@@ -145,20 +145,26 @@ def test_elements_that_are_not_finite(rng):
 def test_parts_of_more_channels(rng):
     """The results are those of whole arrays; dx is added to the array in its place."""
     gpu, vectors = emulated().lowering("float32"), ("mean", "inverse", "factor", "addend", "beta")
-    for shape in SHAPES:
-        batch, (_, channels, pixels) = Batch(*shape, EPSILON, True), shape
-        apart = batch._replace(x_image=(channels + 3) * pixels)
+    plans = []
+    for images, channels, pixels in SHAPES:
+        batch = Batch(images, channels, pixels, EPSILON, True)
+        x_apart = batch._replace(x_image=(channels + 3) * pixels)
+        apart = x_apart._replace(y_image=(channels + 1) * pixels)
+        norms = gpu.norm(x_apart, ()), gpu.norm(batch, ())
+        plans.append((*norms, gpu.norm_gradient(batch, ()), gpu.norm_gradient(apart, ("onto",))))
+    emulated().load([plan for each in plans for plan in each])
+    for shape, (norm_apart, norm, gradient, gradient_apart) in zip(SHAPES, plans):
+        channels = shape[1]
         sizes = dict.fromkeys((*vectors, "dgamma", "dbeta"), channels)
         sizes |= dict.fromkeys(("x", "y", "dy"), shape)
         normal = {each: rng.standard_normal(of).astype(np.float32) for each, of in sizes.items()}
         whole, parts = {**ALONE, **normal}, {**ALONE, **normal}
         for each, more in (("x", 3), ("y", 3), ("dy", 1)):
             parts[each] = np.pad(whole[each], ((0, 0), (0, more), (0, 0)), constant_values=np.nan)
-        y = on_gpu(gpu.norm(apart, ()), {**whole, "x": parts["x"]})["y"]
-        np.testing.assert_array_equal(y, on_gpu(gpu.norm(batch, ()), whole)["y"])
-        apart = apart._replace(y_image=(channels + 1) * pixels)
-        added = whole["y"] + on_gpu(gpu.norm_gradient(batch, ()), whole)["y"]
-        dx = on_gpu(gpu.norm_gradient(apart, ("onto",)), parts)["y"]
+        y = on_gpu(norm_apart, {**whole, "x": parts["x"]})["y"]
+        np.testing.assert_array_equal(y, on_gpu(norm, whole)["y"])
+        added = whole["y"] + on_gpu(gradient, whole)["y"]
+        dx = on_gpu(gradient_apart, parts)["y"]
         np.testing.assert_allclose(dx[:, :channels], added, rtol=1e-6, atol=1e-6)
         assert np.isnan(dx[:, channels:]).all()
 
