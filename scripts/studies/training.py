@@ -144,6 +144,7 @@ def measure(name: str, shape: tuple[int, ...], peer: Torch | None, request: Requ
 
 def rows_on_gpu(request: Request) -> Iterator[Row]:
     """Yield a row for each case, as `rows`. Raises `NoUsableGpu`."""
+    load_mxnet()
     reason = networks.why_no_gpu()
     if reason is not None:
         raise NoUsableGpu(f"no network trains on a GPU: {reason}")
