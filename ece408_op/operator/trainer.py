@@ -37,13 +37,13 @@ class _OnGpu:
     the place of MXNet's arrays, which it keeps. Raises `NotEnoughMemory` and `GpuFailed`."""
 
     def __init__(
-        self, memory: GpuMemory, name: str, array: Any, gradient: Any, states: int
+        self, machine: GpuMachine, name: str, array: Any, gradient: Any, states: int
     ) -> None:
         self.array, self.gradient, self.size = array, gradient, array.size
         array_memory.make_plain(self._both)
         # Whether MXNet's operators may have given the array a layout of oneDNN's.
         self._is_shown = False
-        self.machine = memory.machine
+        self.machine, memory = machine, gpu_memory.memory_of(machine)
         # Of the gradient, on GPUs that cannot read it here.
         self._copies: dict[GpuMachine, Block] = {}
         weight, *of = (
@@ -214,8 +214,9 @@ class Trainer(mx.gluon.Trainer):
         # Where MXNet updates parameters of several contexts, it also adds up their gradients.
         super().__init__(params, optimizer, optimizer_params, update_on_kvstore=False)
         _watch_parameters()
-        # By number: the parameters whose states are on GPUs.
+        # By number: the parameters whose states are on GPUs, and the GPUs of the contexts.
         self._on_gpu: dict[int, list[_OnGpu]] = {}
+        self._gpus: list[GpuMachine] = []
         # By GPU and the number of gradients that are added up.
         self._updates: dict[tuple[GpuMachine, int], Updates] = {}
         # By GPU: what the last table was made of, and the table.
@@ -247,9 +248,12 @@ class Trainer(mx.gluon.Trainer):
     def _update(self, ignore_stale_grad: bool = False) -> None:
         adds, self._adds = self._adds, False
         given = self._given(ignore_stale_grad) if self._runs_on_gpus() else None
-        if given is None:
+        gpus = [_gpu_of(context) for context in self._contexts] if given is not None else []
+        if gpus != self._gpus:
             for number in list(self._on_gpu):
                 self._drop(number)
+            self._gpus = gpus
+        if given is None:
             if adds:
                 super()._allreduce_grads()
             super()._update(ignore_stale_grad)
@@ -324,10 +328,8 @@ class Trainer(mx.gluon.Trainer):
         if not given.can_be_on_gpus():
             return None
         made = [
-            _OnGpu(memory, parameter.name, array, gradient, states)
-            for memory, array, gradient in zip(
-                map(_memory_for, given.arrays), given.arrays, given.gradients
-            )
+            _OnGpu(_gpu_of(array.context), parameter.name, array, gradient, states)
+            for array, gradient in zip(given.arrays, given.gradients)
         ]
         for held, updater in zip(made, self._updaters):
             if held.gradient is None:
@@ -439,13 +441,13 @@ class Trainer(mx.gluon.Trainer):
     def __getstate__(self) -> dict[str, Any]:
         """For copies."""
         self._fetch_states(self._on_gpu)
-        return {**vars(self), "_on_gpu": {}, "_updates": {}, "_tables": {}}
+        return {**vars(self), "_on_gpu": {}, "_gpus": [], "_updates": {}, "_tables": {}}
 
 
-def _memory_for(array: Any) -> GpuMemory:
-    machine = machines.of_context("gpu", array.context.device_id)
+def _gpu_of(context: Any) -> GpuMachine:
+    machine = machines.of_context("gpu", context.device_id)
     assert isinstance(machine, GpuMachine)
-    return gpu_memory.memory_of(machine)
+    return machine
 
 
 def _bring(machine: GpuMachine, changes: Sequence[_Change], are_several: bool) -> None:

@@ -210,6 +210,15 @@ def test_other_uses_between_steps(mx, gpus, use, tmp_path, monkeypatch):
     _agree(ours.parameters(), right.parameters())
 
 
+def test_gpus_change_between_steps(mx, gpus, monkeypatch):
+    monkeypatch.setattr(machines, "chosen", lambda on: [gpus[n] for n in settings.devices()])
+    ours, right = _Run(mx, "ours", _SGD, more=_norm), _Run(mx, "mxnet", _SGD, more=_norm).step(6)
+    for devices in "001011":
+        with settings.override(devices=devices):
+            ours.step()
+    _agree(ours.parameters(), right.parameters())
+
+
 def test_stale_gradients_of_a_context_are_left_out(mx, gpus):
     """All contexts then have the sum of the others."""
     ours, right = _Run(mx, "ours", _SGD, 2), _Run(mx, "ours", _SGD)
@@ -226,13 +235,13 @@ def test_stale_gradients_of_a_context_are_left_out(mx, gpus):
     _agree(ours.parameters(), right.parameters())
 
 
+def _norm(nn):
+    return [nn.BatchNorm()]
+
+
 def test_averages_of_normalisation_are_each_contexts_own(mx, gpus):
     """As with MXNet, which saves their mean."""
-
-    def more(nn):
-        return [nn.BatchNorm()]
-
-    runs = {way: _Run(mx, way, _SGD, 2, more).step(3) for way in ("ours", "mxnet")}
+    runs = {way: _Run(mx, way, _SGD, 2, _norm).step(3) for way in ("ours", "mxnet")}
     found, right = (runs[way].parameters() for way in ("ours", "mxnet"))
     for name, arrays in right.items():
         for ours, expected in zip(found[name], arrays):

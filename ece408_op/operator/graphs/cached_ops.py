@@ -178,7 +178,8 @@ class DualCachedOp:
                 self._compiled = {key: op for key, op in self._compiled.items() if not key[1]}
         cuts = self._is_marked and not (trains or on_gpu)
         sizes = self._sizes(arrays, self._is_open or cuts)
-        how = ("",) if on_gpu else (parts_at_work.mode(), settings.backend())
+        devices = settings.devices() if trains else ()
+        how = ("",) if on_gpu else (parts_at_work.mode(), settings.backend(), devices)
         key = on_gpu, trains, (context, *how), sizes
         known = self._compiled
         if key not in known:
