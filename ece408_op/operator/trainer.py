@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import weakref
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -371,6 +371,7 @@ class Trainer(mx.gluon.Trainer):
         tables = {gpu: self._table(gpu, own, rates) for gpu, own in of_gpus.items()}
         for each in changes:
             each.held.wait()
+        _wait_for_passes({id(each.held.array): each.held for each in changes}.values())
         are_several = len(of_gpus) > 1
         gpu_threads.run_all(
             [(gpu, partial(_bring, gpu, own, are_several)) for gpu, own in of_gpus.items()]
@@ -448,6 +449,17 @@ def _gpu_of(context: Any) -> GpuMachine:
     machine = machines.of_context("gpu", context.device_id)
     assert isinstance(machine, GpuMachine)
     return machine
+
+
+def _wait_for_passes(several: Collection[_OnGpu]) -> None:
+    """Wait for passes of calls before a step, which read the parameters as they are."""
+    same = [each.resident for each in several if each.resident.version == _writes_to(each.array)]
+
+    def count() -> None:
+        for resident in same:
+            resident.version += 1
+
+    array_memory.do_between_uses([each.array for each in several], count)
 
 
 def _bring(machine: GpuMachine, changes: Sequence[_Change], are_several: bool) -> None:

@@ -234,6 +234,21 @@ def _averages_read(made):
     made.trainer.step(4)
 
 
+def _called_before(made):
+    """A call waits for its images until the step is over, and has the parameters before it."""
+    x, labels = _data(made.mx)
+    with made.mx.autograd.record():
+        loss = made.mx.gluon.loss.SoftmaxCrossEntropyLoss()(made.net(x), labels)
+    loss.backward()
+    slow = made.mx.nd.ones((1000, 1000))
+    for _ in range(6):
+        slow = made.mx.nd.dot(slow, slow) / 1000
+    with made.mx.autograd.record():
+        y = made.net(made.mx.nd.broadcast_mul(x, slow[0, 0].reshape((1, 1, 1, 1))))
+    made.trainer.step(4)
+    made.losses.append(float(y.norm().asscalar()))
+
+
 def _frozen(made):
     made.net[0].weight.grad_req = "null"
     made.losses.append(float(made.net(_data(made.mx)[0]).norm().asscalar()))
@@ -248,6 +263,7 @@ def _initialized_again(made):
     "use",
     [
         _averages_read,
+        _called_before,
         _frozen,
         _initialized_again,
         _again,
