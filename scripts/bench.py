@@ -38,7 +38,7 @@ from tqdm import tqdm
 from ece408_op import settings
 from ece408_op.backends import DIRECTIONS
 from ece408_op.bench import cuda_report, results
-from ece408_op.cli import program
+from ece408_op.cli import arguments, program
 from ece408_op.operator.variables import set_environment
 
 
@@ -79,43 +79,43 @@ KINDS = {
 
 
 def parse():
-    parser = argparse.ArgumentParser(
+    parser = arguments.Parser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("what", metavar="WHAT", choices=sorted({what for what, _ in KINDS}))
     parser.add_argument("cases", nargs="*", metavar="CASE", help="instead of the file's lines")
     parser.add_argument("--on", choices=("cpu", "gpu"), default="cpu", help="default: cpu")
-    parser.add_argument(
-        "--against",
-        metavar="PEER,PEER",
-        help=f"of {', '.join(results.PEERS)}, or none (default: all that are installed)",
+    parser.option(
+        "--against PEER,PEER",
+        f"of {', '.join(results.PEERS)}, or none (default: all that are installed)",
     )
-    parser.add_argument("--repeat", type=int, help="timed runs of each (default: by WHAT, 5 to 50)")
-    parser.add_argument(
-        "--batch-size", type=int, nargs="+", metavar="N", help="images at once (default: by WHAT)"
-    )
-    parser.add_argument("--threads", type=int, help="threads of all (default: the usable cores)")
-    parser.add_argument(
-        "--peer-python", default="python3", help="a Python with the peers (default: %(default)s)"
+    parser.option("--repeat N", "timed runs of each (default: by WHAT, 5 to 50)", type=int)
+    parser.option("--batch-size N", "images at once (default: by WHAT)", type=int, nargs="+")
+    parser.option("--threads N", "threads of all (default: the usable cores)", type=int)
+    parser.option(
+        "--peer-python PYTHON",
+        "a Python with the peers (default: %(default)s)",
+        default="python3",
     )
     parser.add_argument(
         "--directions", nargs="+", choices=DIRECTIONS, default=DIRECTIONS, help="of layers"
     )
-    parser.add_argument(
-        "--kernels", nargs="+", default=[], help="CUDA kernels: of the ladder only these, of "
-        "layers these as well",
-    )  # fmt: skip
-    parser.add_argument(
-        "--devices", nargs="+", default=[], metavar="LIST",
-        help="of networks on a GPU: also time the images divided among these GPUs, such as 0,1",
-    )  # fmt: skip
-    parser.add_argument(
-        "--details", action="store_true",
-        help="of networks on a GPU: show when copies and kernels end, and each step's time",
-    )  # fmt: skip
-    parser.add_argument(
-        "--resume", action="store_true", help="of the ladder on a GPU: keep what PREFIX.json has"
+    parser.option(
+        "--kernels NAME",
+        "CUDA kernels: of the ladder only these, of layers these as well",
+        nargs="+",
+        default=[],
     )
+    parser.option(
+        "--devices LIST",
+        "of networks on a GPU: also time the images divided among these GPUs, such as 0,1",
+        nargs="+",
+        default=[],
+    )
+    parser.option(
+        "--details", "of networks on a GPU: show when copies and kernels end, and each step's time"
+    )
+    parser.option("--resume", "of the ladder on a GPU: keep what PREFIX.json has")
     options.add_gpu(parser)
     options.add_output(parser)
     # Positional arguments may follow options.

@@ -1,23 +1,20 @@
 """Write the measured times of docs/results into the documents and headers that quote them."""
 
-import argparse
 import sys
 from pathlib import Path
 
 from studies import documents
 
 from ece408_op.bench import results
-from ece408_op.cli import program
+from ece408_op.cli import arguments, program
 from ece408_op.files.cachedir import write_text
 
 ROOT = Path(__file__).parents[1]
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument(
-        "--check", action="store_true", help="only list outdated documents, with exit code 1"
-    )
+    parser = arguments.Parser(description=__doc__)
+    parser.option("--check", "only list outdated documents, with exit code 1")
     options = parser.parse_args()
     measured = [
         results.load(ROOT / "docs" / "results" / f"{n}.json") for n in ("cpu", "cuda_bench")

@@ -1,6 +1,5 @@
 """Check the CPU kernels on random problems: exact on whole numbers, no stray accesses."""
 
-import argparse
 import multiprocessing
 import os
 import sys
@@ -14,7 +13,7 @@ from studies import cpu_fuzz
 from tqdm import tqdm
 
 from ece408_op.backends.cpu import native
-from ece408_op.cli import program
+from ece408_op.cli import arguments, program
 
 
 def prepare(library):
@@ -62,16 +61,14 @@ class Workers:
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = arguments.Parser(description=__doc__)
     parser.add_argument("count", nargs="?", type=int, default=300, help="problems (default: 300)")
-    parser.add_argument("--seed", type=int, default=408, help="random seed (default: 408)")
-    parser.add_argument(
-        "--jobs", type=int, default=os.cpu_count(), help="processes (default: one per processor)"
+    parser.option("--seed N", "random seed (default: 408)", type=int, default=408)
+    parser.option(
+        "--jobs N", "processes (default: one per processor)", type=int, default=os.cpu_count()
     )
-    parser.add_argument("--problem", metavar="TEXT", help="only this problem, as failures print it")
-    parser.add_argument(
-        "--library", type=Path, metavar="PATH", help="another build of libece408_cpu.so"
-    )
+    parser.option("--problem TEXT", "only this problem, as failures print it")
+    parser.option("--library PATH", "another build of libece408_cpu.so", type=Path)
     options = parser.parse_args()
     ran, wrong = Counter(), Counter()
     if options.problem:

@@ -1,7 +1,6 @@
 """Time files that cheat the clock beside honest ones, repeatedly; count how often each is detected
 or accepted."""
 
-import argparse
 import collections
 import tempfile
 from pathlib import Path
@@ -11,7 +10,7 @@ from tqdm import trange
 
 from ece408_op.backends import kernel_file
 from ece408_op.bench import results
-from ece408_op.cli import program
+from ece408_op.cli import arguments, program
 from ece408_op.files import markdown
 from ece408_op.files.resources import kernels_dir
 from ece408_op.lab import timing
@@ -32,10 +31,10 @@ LAYER = {"cpu": "b60,c6,h40,w40,m16,k5", "cuda": "b200,c12,h33,w33,m24,k5"}
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = arguments.Parser(description=__doc__)
     parser.add_argument("device", choices=NAMES)
-    parser.add_argument("--runs", type=int, default=20, help="races (default: 20)")
-    parser.add_argument("--copies", type=int, default=10, help="honest files (default: 10)")
+    parser.option("--runs N", "races (default: 20)", type=int, default=20)
+    parser.option("--copies N", "honest files (default: 10)", type=int, default=10)
     options.add_output(parser)
     given = parser.parse_args()
     counts, said = collections.Counter(), {}

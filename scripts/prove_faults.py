@@ -1,7 +1,6 @@
 """Run programs with planted faults; compare the emulator's findings with compute-sanitizer's on a
 GPU."""
 
-import argparse
 import itertools
 import tempfile
 from concurrent.futures import ThreadPoolExecutor
@@ -11,7 +10,7 @@ from studies import faults, options
 from tqdm import tqdm
 
 from ece408_op.bench import results
-from ece408_op.cli import program
+from ece408_op.cli import arguments, program
 from ece408_op.files import markdown
 from ece408_op.lab import sanitizer
 
@@ -22,9 +21,9 @@ HEAD = ["program", "fault", "emulator", "compute-sanitizer"]
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--jobs", type=int, default=4, help="programs at a time (default: 4)")
-    parser.add_argument("--without-gpu", action="store_true", help="the emulator alone")
+    parser = arguments.Parser(description=__doc__)
+    parser.option("--jobs N", "programs at a time (default: 4)", type=int, default=4)
+    parser.option("--without-gpu", "the emulator alone")
     options.add_output(parser)
     given = parser.parse_args()
     # Report missing tools before anything runs.

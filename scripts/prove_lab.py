@@ -14,7 +14,7 @@ from studies import lab_proof, options
 from tqdm import tqdm
 
 from ece408_op.bench import results, shapes
-from ece408_op.cli import program
+from ece408_op.cli import arguments, program
 from ece408_op.files import markdown
 from ece408_op.lab import ranking
 
@@ -24,13 +24,13 @@ HEAD = ["number", "form", "by other means", "lab check", "agree", "sum, ms", "ag
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = arguments.Parser(description=__doc__)
     parser.add_argument("folder", type=Path, nargs="?", help="kernel files, in folders")
-    parser.add_argument("--batch-size", type=int, default=1000, help="images (default: 1000)")
-    parser.add_argument("--repeat", type=int, default=5, help="of each ranking (default: 5)")
-    parser.add_argument("--most", type=int, default=20, help="files ranked (default: 20)")
-    parser.add_argument("--jobs", type=int, default=4, help="files checked at a time (default: 4)")
-    parser.add_argument("--compare", nargs="+", help=argparse.SUPPRESS)
+    parser.option("--batch-size N", "images (default: 1000)", type=int, default=1000)
+    parser.option("--repeat N", "of each ranking (default: 5)", type=int, default=5)
+    parser.option("--most N", "files ranked (default: 20)", type=int, default=20)
+    parser.option("--jobs N", "files checked at a time (default: 4)", type=int, default=4)
+    parser.option("--compare COMPARE", argparse.SUPPRESS, nargs="+")
     options.add_output(parser)
     given = parser.parse_args()
     if given.compare:

@@ -4,7 +4,6 @@ The table also has the error of the format itself: MXNet's float32 on the CPU, w
 each layer rounded to the 11 significant bits of TF32 and float16.
 """
 
-import argparse
 import json
 import sys
 
@@ -15,7 +14,7 @@ from tqdm import tqdm
 import ece408_op
 from ece408_op import settings
 from ece408_op.bench import results
-from ece408_op.cli import program
+from ece408_op.cli import arguments, program
 from ece408_op.files import markdown
 from ece408_op.operator.loading import load_mxnet
 
@@ -27,12 +26,16 @@ LAYERS = ("Convolution", "FullyConnected")
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = arguments.Parser(description=__doc__)
     parser.add_argument(
         "networks", nargs="*", default=bench_request.cases("networks"), help="(default: all)"
     )
-    parser.add_argument(
-        "--batch-size", type=int, nargs="+", default=[1, 32], help="images at once (default: 1 32)"
+    parser.option(
+        "--batch-size N",
+        "images at once (default: 1 32)",
+        type=int,
+        nargs="+",
+        default=[1, 32],
     )
     shared.add_output(parser)
     options = parser.parse_args()

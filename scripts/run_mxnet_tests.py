@@ -5,7 +5,6 @@ dimensions, other layouts, sparse arrays) still go to MXNet's own, and are count
 MXNet's sources: https://github.com/apache/mxnet, tag 1.9.1, folder tests/python.
 """
 
-import argparse
 import signal
 import sys
 from pathlib import Path
@@ -15,7 +14,7 @@ from studies.options import add_output
 from tqdm import tqdm
 
 from ece408_op.bench.results import write
-from ece408_op.cli import program
+from ece408_op.cli import arguments, program
 
 
 def main():
@@ -26,29 +25,25 @@ def main():
 
 
 def _options():
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument(
-        "--sources", type=Path, required=True, help="folder tests/python of MXNet's sources"
+    parser = arguments.Parser(description=__doc__)
+    parser.option(
+        "--sources DIR", "folder tests/python of MXNet's sources", type=Path, required=True
     )
-    parser.add_argument(
-        "--files",
-        nargs="+",
-        metavar="FILE",
-        help="test files below it, such as unittest/test_attr.py (default: all about networks or "
+    parser.option(
+        "--files FILE",
+        "test files below it, such as unittest/test_attr.py (default: all about networks or "
         "convolutions)",
+        nargs="+",
     )
-    parser.add_argument(
-        "--only", default="*", metavar="PATTERN", help="names of tests, with wildcards"
-    )
-    parser.add_argument(
-        "--limit", type=float, default=120, help="seconds that a test may take (default: 120)"
+    parser.option("--only PATTERN", "names of tests, with wildcards", default="*")
+    parser.option(
+        "--limit SECONDS", "seconds that a test may take (default: 120)", type=float, default=120
     )
     add_output(parser)
-    parser.add_argument(
-        "--own",
+    parser.option(
+        "--own FILE",
+        "cache the outcomes with MXNet's own Convolution in this file, and reuse them",
         type=Path,
-        metavar="FILE",
-        help="cache the outcomes with MXNet's own Convolution in this file, and reuse them",
     )
     return parser.parse_args()
 

@@ -1,6 +1,5 @@
 """Run every CUDA kernel on small problems under compute-sanitizer's four tools."""
 
-import argparse
 import re
 import subprocess
 import sys
@@ -11,7 +10,7 @@ from studies import options as shared
 
 from ece408_op.backends.cuda.kernels import catalog
 from ece408_op.bench import results
-from ece408_op.cli import program
+from ece408_op.cli import arguments, program
 from ece408_op.files import markdown
 from ece408_op.lab import sanitizer
 
@@ -43,12 +42,10 @@ def _shown(ran):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = arguments.Parser(description=__doc__)
     parser.add_argument("kernels", nargs="*", metavar="KERNEL", help="(default: all)")
-    parser.add_argument(
-        "--random", type=int, default=6, help="random problems for each kernel (default: 6)"
-    )
-    parser.add_argument("--tools", default=",".join(sanitizer.TOOLS), help="(default: all four)")
+    parser.option("--random N", "random problems for each kernel (default: 6)", type=int, default=6)
+    parser.option("--tools TOOL,TOOL", "(default: all four)", default=",".join(sanitizer.TOOLS))
     shared.add_output(parser)
     options = parser.parse_args()
     kernels = options.kernels or [kernel.name for kernel in catalog.KERNELS]

@@ -18,6 +18,13 @@ _UNKNOWN = re.compile(r"argument (\S+): invalid choice: '(.*)' \(choose from (.*
 class Parser(argparse.ArgumentParser):
     """A parser that reports an error of the command line in one line."""
 
+    def option(self, form: str, text: str, **more: Any) -> None:
+        """Add an option, written as on the command line, such as "--repeat N"; one without a value
+        is a flag. `text` is its help."""
+        name, _, metavar = form.partition(" ")
+        kind = {"metavar": metavar} if metavar else {"action": "store_true"}
+        self.add_argument(name, help=text, **{**kind, **more})
+
     def error(self, message: str) -> NoReturn:
         text = _suggestion(message) or f"{message}; --help lists the arguments"
         print(f"{self.prog}: error: {text}", file=sys.stderr)
@@ -35,50 +42,43 @@ def _suggestion(message: str) -> str | None:
     return f"there is no {what.lower()} {word!r}; did you mean {close[0]}?" if close else None
 
 
-def add_command(commands: Any, name: str, title: str, **keywords: Any) -> argparse.ArgumentParser:
+def add_command(commands: Any, name: str, title: str, **keywords: Any) -> Parser:
     """Add a subcommand; return its parser, with `--debug`."""
-    parser = commands.add_parser(name, help=title, description=title[0].upper() + title[1:] + ".",
-                                 **keywords)  # fmt: skip
-    parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
+    about = f"{title[0].upper()}{title[1:]}."
+    parser: Parser = commands.add_parser(name, help=title, description=about, **keywords)
+    parser.option("--debug", "show the traceback of an error")
     return parser
 
 
-def show_help_by_default(parser: argparse.ArgumentParser) -> None:
+def show_help_by_default(parser: Parser) -> None:
     """Make a parser with subcommands print its help when none is given."""
     parser.set_defaults(run=lambda options: parser.print_help(), debug=False)
 
 
-def add_fast(parser: argparse.ArgumentParser) -> None:
+def add_fast(parser: Parser) -> None:
     """Add `--fast`, for use with `--emulate`."""
-    parser.add_argument(
-        "--fast", action="store_true", help="--emulate, without checking accesses to memory"
-    )
+    parser.option("--fast", "--emulate, without checking accesses to memory")
 
 
-def add_data(parser: argparse.ArgumentParser) -> None:
+def add_data(parser: Parser) -> None:
     """Add `--data`."""
-    parser.add_argument(
-        "--data",
-        metavar="DIR",
-        help="folder with Fashion-MNIST's idx files (default: ECE408_DATA, the distribution's "
+    parser.option(
+        "--data DIR",
+        "folder with Fashion-MNIST's idx files (default: ECE408_DATA, the distribution's "
         "package, the cache, or a download)",
     )
 
 
-def add_threads_and_data(parser: argparse.ArgumentParser) -> None:
+def add_threads_and_data(parser: Parser) -> None:
     """Add `--threads` and `--data`."""
-    parser.add_argument(
-        "--threads", metavar="N", help="threads to compute with (default: all usable cores)"
-    )
+    parser.option("--threads N", "threads to compute with (default: all usable cores)")
     add_data(parser)
 
 
-def add_gpu(parser: argparse.ArgumentParser, what: str = "several split the batch") -> None:
+def add_gpu(parser: Parser, what: str = "several split the batch") -> None:
     """Add `--gpu`, parsed by `settings.devices`."""
-    parser.add_argument(
-        "--gpu",
-        metavar="N[,N]",
-        help=f"number of the GPU, from 0; {what} (default: ECE408_DEVICES, or 0)",
+    parser.option(
+        "--gpu N[,N]", f"number of the GPU, from 0; {what} (default: ECE408_DEVICES, or 0)"
     )
 
 
@@ -89,11 +89,9 @@ def choose_gpu(options: argparse.Namespace) -> None:
         settings.devices()
 
 
-def add_repeat(parser: argparse.ArgumentParser, what: str) -> None:
+def add_repeat(parser: Parser, what: str) -> None:
     """Add `--repeat`; check its value with `check_repeat`."""
-    parser.add_argument(
-        "--repeat", metavar="N", type=int, default=1, help=f"{what} (default: %(default)s)"
-    )
+    parser.option("--repeat N", f"{what} (default: %(default)s)", type=int, default=1)
 
 
 def check_repeat(runs: int) -> None:
@@ -102,10 +100,8 @@ def check_repeat(runs: int) -> None:
         raise InvalidSize(f"{runs} is not a number of runs; give 1 or more")
 
 
-def add_batch_size(parser: argparse.ArgumentParser) -> None:
+def add_batch_size(parser: Parser) -> None:
     """Add `--batch-size`."""
-    parser.add_argument(
-        "--batch-size",
-        metavar="N",
-        help="images in one forward pass (default: all; fewer need less memory)",
+    parser.option(
+        "--batch-size N", "images in one forward pass (default: all; fewer need less memory)"
     )

@@ -48,35 +48,29 @@ def add(commands: Any) -> None:
     )
     terms.add_argument("--all-terms", action="store_true", help="every configuration")
     arguments.add_batch_size(parser)
-    parser.add_argument(
-        "--backend",
-        metavar="NAME",
-        help=f"backend of our operator on the CPU: {', '.join(dispatch.backend_names())} "
+    parser.option(
+        "--backend NAME",
+        f"backend of our operator on the CPU: {', '.join(dispatch.backend_names())} "
         "(default: ECE408_BACKEND, or the fastest)",
     )
-    parser.add_argument(
-        "--kernel",
-        metavar="NAME|FILE",
-        help="CUDA kernel or file for the milestones on the GPU, or a file for the CPU (default: "
+    parser.option(
+        "--kernel NAME|FILE",
+        "CUDA kernel or file for the milestones on the GPU, or a file for the CPU (default: "
         "the fastest)",
     )
-    parser.add_argument(
-        "--precision",
-        metavar="NAME",
-        help=f"minimum precision of our operator: {', '.join(PRECISIONS)} (default: "
+    parser.option(
+        "--precision NAME",
+        f"minimum precision of our operator: {', '.join(PRECISIONS)} (default: "
         "ECE408_PRECISION, or float32)",
     )
     arguments.add_gpu(parser)
     arguments.add_threads_and_data(parser)
     arguments.add_repeat(parser, "make every run N times and print the median of each figure")
-    parser.add_argument(
-        "--json", metavar="FILE", type=Path, help="write machine, versions and every run to FILE"
-    )
-    parser.add_argument(
-        "--plot",
-        metavar="FILE",
+    parser.option("--json FILE", "write machine, versions and every run to FILE", type=Path)
+    parser.option(
+        "--plot FILE",
+        f"draw op times and program times to FILE ({', '.join(comparison_plot.SUFFIXES)})",
         type=Path,
-        help=f"draw op times and program times to FILE ({', '.join(comparison_plot.SUFFIXES)})",
     )
     parser.set_defaults(run=_run)
 

@@ -150,7 +150,7 @@ def add(commands: Any) -> None:
         f"built for the GPU: the last line says so); {EXIT_CPU_ONLY}: only those on the CPU can; "
         f"{EXIT_NOTHING}: not even those can",
     )
-    parser.add_argument("--json", action="store_true", help="print the findings as JSON")
+    parser.option("--json", "print the findings as JSON")
     parser.set_defaults(run=_run)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 from pathlib import Path
 from typing import Any
 
@@ -53,31 +52,23 @@ def _add_check(actions: Any) -> None:
         "is wrong, or else 34 when one cannot be tried here.",
     )
     check.add_argument("files", nargs="+", metavar="FILE|DIR")
-    check.add_argument(
-        "--problem",
-        metavar="P",
+    check.option(
+        "--problem P",
+        "check this one only, such as b2,c3,h9,w9,m4,k5 (may be repeated)",
         action="append",
         default=[],
-        help="check this one only, such as b2,c3,h9,w9,m4,k5 (may be repeated)",
     )
-    check.add_argument(
-        "--seed",
-        metavar="N",
-        type=int,
-        help="seed of the numbers and odd sizes (default: a secret one)",
-    )
+    check.option("--seed N", "seed of the numbers and odd sizes (default: a secret one)", type=int)
     _add_precision(check)
     _add_term(check, "whose layers decide (default: those of the file's form; odd sizes never do)")
-    check.add_argument(
+    check.option(
         "--sanitize",
-        action="store_true",
-        help="also run CUDA files under compute-sanitizer, which finds out-of-bounds accesses, "
+        "also run CUDA files under compute-sanitizer, which finds out-of-bounds accesses, "
         "races and the like, with source lines",
     )
-    check.add_argument(
+    check.option(
         "--emulate",
-        action="store_true",
-        help="run CUDA files on the CPU, and check each memory access (the default without a GPU)",
+        "run CUDA files on the CPU, and check each memory access (the default without a GPU)",
     )
     arguments.add_fast(check)
     arguments.add_gpu(check, "the first of several")
@@ -88,9 +79,7 @@ def _add_check(actions: Any) -> None:
         help="order in which the emulator runs threads and blocks; --seed repeats a random one "
         "(default: usual)",
     )
-    check.add_argument(
-        "--json", metavar="FILE", type=Path, dest="output", help="also write the verdicts to FILE"
-    )
+    check.option("--json FILE", "also write the verdicts to FILE", type=Path, dest="output")
     check.set_defaults(run=lab.check)
 
 
@@ -116,57 +105,51 @@ def _add_time(actions: Any) -> None:
         help="a kernel file, or the name of one of this package's CUDA kernels",
     )
     _add_layers(timed, "100 and 1000, on the GPU 10000, too; 2 where they are counted")
-    timed.add_argument(
-        "--repeat",
-        metavar="N",
+    timed.option(
+        "--repeat N",
+        "turns per contender: a call on the CPU, up to 128 on the GPU (default: 9)",
         type=int,
         default=9,
-        help="turns per contender: a call on the CPU, up to 128 on the GPU (default: 9)",
     )
-    timed.add_argument(
-        "--peer-python",
-        metavar="PYTHON",
-        help="a Python with PyTorch and CUDA: also time cuDNN, by events on the GPU",
+    timed.option(
+        "--peer-python PYTHON",
+        "a Python with PyTorch and CUDA: also time cuDNN, by events on the GPU",
     )
     _add_precision(timed)
     arguments.add_gpu(timed, "the first of several")
-    timed.add_argument(
+    timed.option(
         "--no-why",
+        "do not run each CUDA kernel once more under ncu to find its limiting factor",
         action="store_false",
         dest="explains",
-        help="do not run each CUDA kernel once more under ncu to find its limiting factor",
     )
-    timed.add_argument(
+    timed.option(
         "--emulate",
-        action="store_true",
-        help="instead of timing, count the work of CUDA kernels' warps per source line, on the CPU "
+        "instead of timing, count the work of CUDA kernels' warps per source line, on the CPU "
         "(the default without a GPU)",
     )
-    timed.add_argument(
-        "--arch",
-        default="sm_90",
-        help="with --emulate, the architecture for which occupancy is computed: "
+    timed.option(
+        "--arch ARCH",
+        "with --emulate, the architecture for which occupancy is computed: "
         f"{', '.join(occupancy.KNOWN)} (default: sm_90)",
+        default="sm_90",
     )
-    timed.add_argument(
-        "--json", metavar="FILE", type=Path, dest="output", help="also write every call to FILE"
-    )
+    timed.option("--json FILE", "also write every call to FILE", type=Path, dest="output")
     timed.set_defaults(run=lab.time)
 
 
-def _add_precision(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--precision",
-        metavar="NAME",
+def _add_precision(parser: arguments.Parser) -> None:
+    parser.option(
+        "--precision NAME",
+        f"required precision of a file: {', '.join(PRECISIONS)} (default: float32)",
         default="float32",
-        help=f"required precision of a file: {', '.join(PRECISIONS)} (default: float32)",
     )
 
 
-def _add_term(parser: argparse.ArgumentParser, what: str) -> None:
+def _add_term(parser: arguments.Parser, what: str) -> None:
     known = ", ".join(shapes.TERMS)
-    parser.add_argument(
-        "--term", default="", help=f"a term of the course, {known} or a later one, {what}"
+    parser.option(
+        "--term TERM", f"a term of the course, {known} or a later one, {what}", default=""
     )
 
 
@@ -189,37 +172,32 @@ def _add_rank(actions: Any) -> None:
     )
     _add_layers(parser, "1000")
     _add_term(parser, "whose layers replace --layer")
-    parser.add_argument(
-        "--repeat", metavar="N", type=int, default=5, help="turns per file (default: 5)"
-    )
-    parser.add_argument(
-        "--output",
-        metavar="DIR",
+    parser.option("--repeat N", "turns per file (default: 5)", type=int, default=5)
+    parser.option(
+        "--output DIR",
+        "folder for ranking.json, ranking.csv and ranking.html (default: ranking)",
         type=Path,
         default=Path("ranking"),
-        help="folder for ranking.json, ranking.csv and ranking.html (default: ranking)",
     )
-    parser.add_argument(
-        "--again", action="store_true", help="time all files again, and compare with last time"
-    )
-    parser.add_argument(
-        "--jobs", metavar="N", type=int, help="files checked at a time (default: half the cores)"
-    )
+    parser.option("--again", "time all files again, and compare with last time")
+    parser.option("--jobs N", "files checked at a time (default: half the cores)", type=int)
     _add_precision(parser)
     arguments.add_gpu(parser, "several split the files to be checked")
     parser.set_defaults(run=lab_rank.rank)
 
 
-def _add_layers(parser: argparse.ArgumentParser, batches: str) -> None:
-    parser.add_argument(
-        "--layer",
-        metavar="NAME",
+def _add_layers(parser: arguments.Parser, batches: str) -> None:
+    parser.option(
+        "--layer NAME",
+        "a layer such as fa19_1, or a problem such as b1,c12,h33,w33,m24,k5, whose b "
+        "--batch-size replaces (may be repeated; default: those of the files' own terms)",
         action="append",
         default=[],
-        help="a layer such as fa19_1, or a problem such as b1,c12,h33,w33,m24,k5, whose b "
-        "--batch-size replaces (may be repeated; default: those of the files' own terms)",
     )
-    parser.add_argument(
-        "--batch-size", metavar="N", type=int, action="append", default=[],
-        help=f"images (may be repeated; default: {batches})",
-    )  # fmt: skip
+    parser.option(
+        "--batch-size N",
+        f"images (may be repeated; default: {batches})",
+        type=int,
+        action="append",
+        default=[],
+    )

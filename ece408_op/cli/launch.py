@@ -38,49 +38,36 @@ def add(commands: Any) -> None:
         epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument(
-        "--workers",
-        metavar="N",
-        type=int,
-        help="processes that train (default: 2, or one per host)",
+    parser.option("--workers N", "processes that train (default: 2, or one per host)", type=int)
+    parser.option(
+        "--servers N", "processes that sum gradients (default: 1, or one per host)", type=int
     )
-    parser.add_argument(
-        "--servers",
-        metavar="N",
-        type=int,
-        help="processes that sum gradients (default: 1, or one per host)",
-    )
-    parser.add_argument(
-        "--hosts",
-        metavar="FILE",
-        type=Path,
-        help="start them over ssh on these hosts: on each line a name and, if other hosts cannot "
+    parser.option(
+        "--hosts FILE",
+        "start them over ssh on these hosts: on each line a name and, if other hosts cannot "
         "reach that name, an IP address",
+        type=Path,
     )
-    parser.add_argument(
-        "--ssh",
-        metavar="COMMAND",
+    parser.option(
+        "--ssh COMMAND",
+        "replacement for ssh, such as 'ssh -p 2222'; host name and command are appended",
         default=supervisor.SSH,
-        help="replacement for ssh, such as 'ssh -p 2222'; host name and command are appended",
     )
-    parser.add_argument(
-        "--port",
-        metavar="N",
+    parser.option(
+        "--port N",
+        "the first of the ports to use, one for each process (default: free ones)",
         type=int,
-        help="the first of the ports to use, one for each process (default: free ones)",
     )
-    parser.add_argument(
-        "--connect-timeout",
-        metavar="SECONDS",
+    parser.option(
+        "--connect-timeout SECONDS",
+        "end the job if a process cannot connect to the scheduler within this time (default: "
+        "%(default)g)",
         type=float,
         default=_CONNECT_S,
-        help="end the job if a process cannot connect to the scheduler within this time (default: "
-        "%(default)g)",
     )
-    parser.add_argument(
+    parser.option(
         "--all-output",
-        action="store_true",
-        help="show the output of every process, prefixed by its name, not only of worker 0",
+        "show the output of every process, prefixed by its name, not only of worker 0",
     )
     parser.add_argument(
         "--print",

@@ -41,55 +41,49 @@ def _add_milestone(commands: Any, each: Milestone) -> None:
         metavar="[MODEL] [SIZE]",
         help="SIZE: number of test images, 1 to 10000 (default: 10000); MODEL: " + _models_of(each),
     )
-    parser.add_argument(
-        "--term",
-        help=f"configuration of the course: {', '.join(course_terms.TERMS)} (default: the only one "
+    parser.option(
+        "--term TERM",
+        f"configuration of the course: {', '.join(course_terms.TERMS)} (default: the only one "
         f"with the model, or {course_terms.DEFAULT_TERM})",
     )
     arguments.add_batch_size(parser)
     if each.own_operator and not each.on_gpu:
-        parser.add_argument(
-            "--backend",
-            metavar="NAME",
-            help=f"backend: {', '.join(dispatch.backend_names())} (default: ECE408_BACKEND, "
+        parser.option(
+            "--backend NAME",
+            f"backend: {', '.join(dispatch.backend_names())} (default: ECE408_BACKEND, "
             "or the fastest)",
         )
     if each.own_operator:
-        parser.add_argument(
-            "--kernel",
-            metavar="NAME|FILE",
-            help="CUDA kernel of the forward pass, one of kernels/README.md, or a file with a "
+        parser.option(
+            "--kernel NAME|FILE",
+            "CUDA kernel of the forward pass, one of kernels/README.md, or a file with a "
             "kernel of your own, .cu or .cuh"
             + ("" if each.on_gpu else ", or .cc or .h for the CPU")
             + " (default: ECE408_KERNEL, or the best for each layer)",
         )
-        parser.add_argument(
-            "--precision",
-            metavar="NAME",
-            help=f"minimum precision of convolutions: {', '.join(PRECISIONS)} (default: "
+        parser.option(
+            "--precision NAME",
+            f"minimum precision of convolutions: {', '.join(PRECISIONS)} (default: "
             "ECE408_PRECISION, or float32); lower ones are faster for CUDA kernels only",
         )
     if each.own_operator or each.on_gpu:
         arguments.add_gpu(parser)
     if each.own_operator and each.on_gpu:
-        parser.add_argument(
+        parser.option(
             "--emulate",
-            action="store_true",
-            help="run the CUDA kernel on the CPU, without a GPU, and check each memory access; the "
+            "run the CUDA kernel on the CPU, without a GPU, and check each memory access; the "
             "default for a file's kernel without a GPU (default kernel: general)",
         )
         arguments.add_fast(parser)
     arguments.add_threads_and_data(parser)
-    parser.add_argument(
-        "--model-dir",
-        metavar="DIR",
+    parser.option(
+        "--model-dir DIR",
+        "folder with the model's checkpoint (default: the shipped one)",
         type=Path,
-        help="folder with the model's checkpoint (default: the shipped one)",
     )
-    parser.add_argument(
+    parser.option(
         "--profile",
-        action="store_true",
-        help="report on stderr where the time went; so do the three options below, which also",
+        "report on stderr where the time went; so do the three options below, which also",
     )
     profile_options.add(parser)
     parser.set_defaults(run=_run_milestone, milestone=each, tables_to=sys.stderr, no_gpu=False)

@@ -18,10 +18,8 @@ from . import arguments
 def add(commands: Any) -> None:
     """Add `ece408 models`."""
     parser = arguments.add_command(commands, "models", "measure the shipped models")
-    parser.add_argument("--term", action="append", help="only this term's (may be repeated)")
-    parser.add_argument(
-        "--output", metavar="FILE", type=Path, help="also write models/README.md's text to FILE"
-    )
+    parser.option("--term TERM", "only this term's (may be repeated)", action="append")
+    parser.option("--output FILE", "also write models/README.md's text to FILE", type=Path)
     arguments.add_data(parser)
     parser.set_defaults(run=_run)
 

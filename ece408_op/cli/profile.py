@@ -24,7 +24,7 @@ def add(commands: Any) -> None:
         "dashed line make up 90 % of the time. Exit code: the script's.",
     )
     profile_options.add(parser)
-    parser.add_argument("--no-gpu", action="store_true", help="do not record GPUs: needs no CUPTI")
+    parser.option("--no-gpu", "do not record GPUs: needs no CUPTI")
     parser.add_argument("script", metavar="SCRIPT|MILESTONE", help="such as m3.1, or a Python file")
     parser.add_argument(
         "arguments", nargs=argparse.REMAINDER, metavar="...", help="its own arguments and options"

@@ -28,46 +28,40 @@ def add(commands: Any) -> None:
         "report are kept. Exit code: 0, or 1 when a run failed that this machine could make; the "
         "report then says which.",
     )
-    parser.add_argument(
-        "--output",
-        metavar="DIR",
+    parser.option(
+        "--output DIR",
+        "folder to write to (default: %(default)s)",
         type=Path,
         default=Path("report"),
-        help="folder to write to (default: %(default)s)",
     )
-    parser.add_argument(
-        "--term",
+    parser.option(
+        "--term TERM",
+        f"configuration of the course: {', '.join(course_terms.TERMS)} (default: %(default)s)",
         default=course_terms.DEFAULT_TERM,
-        help=f"configuration of the course: {', '.join(course_terms.TERMS)} (default: %(default)s)",
     )
-    parser.add_argument(
-        "--sizes",
-        metavar="N,N",
+    parser.option(
+        "--sizes N,N",
+        "numbers of test images to time op times with, 1 to 10000 (default: %(default)s)",
         default=report_plan.DEFAULT_SIZES,
-        help="numbers of test images to time op times with, 1 to 10000 (default: %(default)s)",
     )
     arguments.add_repeat(
         parser, "time every milestone in N runs and report the median and the quartiles"
     )
     arguments.add_gpu(parser)
     arguments.add_threads_and_data(parser)
-    parser.add_argument(
-        "--peer-python",
-        metavar="PYTHON",
-        help="a Python with PyTorch, for times of PyTorch on the CPU and cuDNN on a GPU (default: "
-        "none)",
+    parser.option(
+        "--peer-python PYTHON",
+        "a Python with PyTorch, for times of PyTorch on the CPU and cuDNN on a GPU (default: none)",
     )
-    parser.add_argument(
-        "--kernels",
-        metavar="DIR",
-        type=Path,
-        help="a folder with versions of your own kernel, .cu, .cuh, .cc or .h, in the order of "
+    parser.option(
+        "--kernels DIR",
+        "a folder with versions of your own kernel, .cu, .cuh, .cc or .h, in the order of "
         "their names: adds a section on the change and gain of each",
+        type=Path,
     )
-    parser.add_argument(
+    parser.option(
         "--reuse",
-        action="store_true",
-        help="run nothing, but write the report again, with your notes, from the results of the "
+        "run nothing, but write the report again, with your notes, from the results of the "
         "last one in DIR, measured on this machine or another one",
     )
     parser.set_defaults(run=_run)

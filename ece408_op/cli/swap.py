@@ -27,37 +27,27 @@ def add(commands: Any) -> None:
     parser.add_argument("prefix", metavar="PREFIX", help="reads PREFIX-symbol.json")
     parser.add_argument("epoch", metavar="EPOCH", type=int, help="and PREFIX-EPOCH.params")
     parser.add_argument("out", metavar="OUT", help="writes the same under the prefix OUT")
-    parser.add_argument(
-        "--only",
-        metavar="NAME",
+    parser.option(
+        "--only NAME",
+        "only this layer, or those that match a pattern such as 'conv*' (may be repeated)",
         action="append",
-        help="only this layer, or those that match a pattern such as 'conv*' (may be repeated)",
     )
-    parser.add_argument("--backend", metavar="NAME", help="backend of the swapped layers")
-    parser.add_argument(
-        "--precision",
-        metavar="NAME",
-        help=f"their minimum precision: {', '.join(PRECISIONS)} (default: not written to "
+    parser.option("--backend NAME", "backend of the swapped layers")
+    parser.option(
+        "--precision NAME",
+        f"their minimum precision: {', '.join(PRECISIONS)} (default: not written to "
         "the checkpoint)",
     )
-    parser.add_argument(
+    parser.option(
         "--verify",
-        action="store_true",
-        help="compare the networks' outputs on random images, or those of --input, and write "
+        "compare the networks' outputs on random images, or those of --input, and write "
         f"nothing if they differ by more than {_SWAPPED_ERROR:g} of the largest "
         f"({_SWAPPED_HALF_ERROR:g} in float16 and TF32); prints their times, too",
     )
-    parser.add_argument(
-        "--image", metavar="CxHxW", help="with --verify, the images, such as 3x224x224"
-    )
-    parser.add_argument(
-        "--batch-size", metavar="N", type=int, default=1, help="with --verify, images (default: 1)"
-    )
-    parser.add_argument(
-        "--input",
-        metavar="FILE",
-        type=Path,
-        help="with --verify, images from a .npy file, of shape (N, C, H, W)",
+    parser.option("--image CxHxW", "with --verify, the images, such as 3x224x224")
+    parser.option("--batch-size N", "with --verify, images (default: 1)", type=int, default=1)
+    parser.option(
+        "--input FILE", "with --verify, images from a .npy file, of shape (N, C, H, W)", type=Path
     )
     parser.set_defaults(run=_run)
 

@@ -24,28 +24,26 @@ def add(commands: Any) -> None:
         "worker, and the workers split each batch.",
     )
     parser.add_argument("term", metavar="TERM", help=f"one of: {', '.join(course_terms.TERMS)}")
-    parser.add_argument(
-        "--model",
-        default=course_terms.BASELINE,
-        help="a model with its own parameters (default: %(default)s, whose parameters the term's "
+    parser.option(
+        "--model MODEL",
+        "a model with its own parameters (default: %(default)s, whose parameters the term's "
         "other models use)",
+        default=course_terms.BASELINE,
     )
     recipe = training.Recipe(course_terms.DEFAULT_TERM)
-    parser.add_argument(
-        "--epochs", type=int, help=f"passes over the training images (default: {recipe.epochs})"
+    parser.option(
+        "--epochs N", f"passes over the training images (default: {recipe.epochs})", type=int
     )
-    parser.add_argument("--seed", type=int, default=recipe.seed, help="default: %(default)s")
-    parser.add_argument(
-        "--batch-size",
-        metavar="N",
+    parser.option("--seed N", "default: %(default)s", type=int, default=recipe.seed)
+    parser.option(
+        "--batch-size N",
+        "images in a step of all workers together (default: %(default)s)",
         type=int,
         default=recipe.batch_size,
-        help="images in a step of all workers together (default: %(default)s)",
     )
-    parser.add_argument(
-        "--kvstore",
-        metavar="NAME",
-        help=f"MXNet's KVStore: {', '.join(workers.KVSTORES)}; dist_* in a job of ece408 launch: "
+    parser.option(
+        "--kvstore NAME",
+        f"MXNet's KVStore: {', '.join(workers.KVSTORES)}; dist_* in a job of ece408 launch: "
         "with dist_sync all workers make each step together, with dist_async each makes its own "
         "(default: dist_sync in a job, else local)",
     )
@@ -58,15 +56,8 @@ def add(commands: Any) -> None:
     arguments.add_gpu(
         parser, "train on it, several split the batch; needs MXNet's CUDA build, or --backend cuda"
     )
-    parser.add_argument(
-        "--output",
-        metavar="DIR",
-        type=Path,
-        help="folder for the checkpoint (default: ./models/TERM)",
-    )
-    parser.add_argument(
-        "--restart", action="store_true", help="start over instead of continuing an interrupted run"
-    )
+    parser.option("--output DIR", "folder for the checkpoint (default: ./models/TERM)", type=Path)
+    parser.option("--restart", "start over instead of continuing an interrupted run")
     arguments.add_data(parser)
     parser.set_defaults(run=_run)
 

@@ -54,42 +54,35 @@ def add(commands: Any) -> None:
         f"{len(tune_targets.ZOO)} of these and all terms, or the prefix of a checkpoint (default: "
         f"{course_terms.DEFAULT_TERM})",
     )
-    parser.add_argument(
-        "--batch-size", metavar="N", type=int, action="append", default=[],
-        help="images at once (may be repeated; default: a shape's own, otherwise 100 and 10000)",
-    )  # fmt: skip
-    parser.add_argument(
-        "--image", metavar="CxHxW", help="the images of a checkpoint, such as 3x224x224"
-    )
-    parser.add_argument(
-        "--precision",
-        metavar="NAME",
+    parser.option(
+        "--batch-size N",
+        "images at once (may be repeated; default: a shape's own, otherwise 100 and 10000)",
+        type=int,
         action="append",
-        help=f"minimum precision of kernels: {', '.join(PRECISIONS)} (may be repeated; "
-        "default: ECE408_PRECISION, or float32)",
+        default=[],
     )
-    parser.add_argument(
-        "--kernel",
-        metavar="FILE",
-        help="measure the tunables of a CUDA file that declares its launch, '// ece408: tunable "
+    parser.option("--image CxHxW", "the images of a checkpoint, such as 3x224x224")
+    parser.option(
+        "--precision NAME",
+        f"minimum precision of kernels: {', '.join(PRECISIONS)} (may be repeated; "
+        "default: ECE408_PRECISION, or float32)",
+        action="append",
+    )
+    parser.option(
+        "--kernel FILE",
+        "measure the tunables of a CUDA file that declares its launch, '// ece408: tunable "
         "TILE = 8, 16, 32', and not this package's kernels; the file then runs with the best ones",
     )
-    parser.add_argument("--gradients", action="store_true", help="tune the gradients as well")
-    parser.add_argument(
+    parser.option("--gradients", "tune the gradients as well")
+    parser.option(
         "--quick",
-        action="store_true",
-        help="measure only kernels that may run untuned, each with the few tiles that are expected "
+        "measure only kernels that may run untuned, each with the few tiles that are expected "
         "to be best; several layers are compiled concurrently",
     )
-    parser.add_argument("--force", action="store_true", help="measure again what has been measured")
+    parser.option("--force", "measure again what has been measured")
     arguments.add_gpu(parser, "several of one kind split the problems")
-    parser.add_argument(
-        "--json", metavar="FILE", type=Path, help="write every candidate's time to FILE"
-    )
-    parser.add_argument(
-        "--output", metavar="FILE", type=Path,
-        help="add the results to FILE instead of the cache",
-    )  # fmt: skip
+    parser.option("--json FILE", "write every candidate's time to FILE", type=Path)
+    parser.option("--output FILE", "add the results to FILE instead of the cache", type=Path)
     parser.set_defaults(run=run)
 
 

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import argparse
 from pathlib import Path
 
+from ece408_op.cli.arguments import Parser
 
-def add_output(parser: argparse.ArgumentParser) -> None:
+
+def add_output(parser: Parser) -> None:
     """Add `--output PREFIX`, for `results.show`."""
-    parser.add_argument(
-        "--output", type=Path, metavar="PREFIX", help="write PREFIX.md and PREFIX.json as well"
-    )
+    parser.option("--output PREFIX", "write PREFIX.md and PREFIX.json as well", type=Path)
 
 
-def add_gpu(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--gpu", type=int, default=0, help="number of the GPU (default: 0)")
+def add_gpu(parser: Parser) -> None:
+    parser.option("--gpu N", "number of the GPU (default: 0)", type=int, default=0)
