@@ -16,8 +16,6 @@
 // A group's input planes and output planes.
 #ifndef GROUP_IN
 #define GROUP_IN 1
-#endif
-#ifndef GROUP_OUT
 #define GROUP_OUT 1
 #endif
 #ifndef HELD
@@ -28,11 +26,7 @@
 // group, or the whole planes of PLANES groups.
 #ifndef ROWS
 #define ROWS 4
-#endif
-#ifndef STRIPS
 #define STRIPS 7
-#endif
-#ifndef PLANES
 #define PLANES 1
 #endif
 #ifndef THREADS

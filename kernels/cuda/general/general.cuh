@@ -9,8 +9,6 @@
 
 #ifndef ELEMENT
 #define ELEMENT float  // of the arrays: float, double or __half
-#endif
-#ifndef SUM
 #define SUM float  // of the arithmetic: double for double, else float
 #endif
 #ifndef TOTAL
@@ -24,19 +22,11 @@
 // product.
 #ifndef THREADS_R
 #define THREADS_R 4
-#endif
-#ifndef THREADS_C
 #define THREADS_C 64
-#endif
-#ifndef PER_ROW
 #define PER_ROW 4
 #endif
-#ifndef PER_COLUMN
 #define PER_COLUMN 4
-#endif
-#ifndef DEPTH_STEP
 #define DEPTH_STEP 8
-#endif
 
 constexpr int kOutH = (HEIGHT + 2 * PAD_H - DILATE_H * (KERNEL_H - 1) - 1) / STRIDE_H + 1;
 constexpr int kOutW = (WIDTH + 2 * PAD_W - DILATE_W * (KERNEL_W - 1) - 1) / STRIDE_W + 1;

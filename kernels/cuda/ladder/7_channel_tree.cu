@@ -7,8 +7,6 @@
 // Measured: fa19_2 3.36 ms (0.81x); batch 10000, NVIDIA H200.
 #ifndef SPLIT
 #define SPLIT 4  // a power of two
-#endif
-#ifndef THREADS
 #define THREADS 32  // for each of the SPLIT parts
 #endif
 #include "register_tiles.cuh"

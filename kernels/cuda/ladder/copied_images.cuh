@@ -9,21 +9,13 @@
 
 #ifndef IMAGES
 #define IMAGES 1  // that a block computes at a time, a unit
-#endif
-#ifndef BUFFERS
 #define BUFFERS 1  // units whose images fit in shared memory
-#endif
-#ifndef GROUP
 #define GROUP 1  // filters whose outputs are copied out together
-#endif
-#ifndef STAGES
 #define STAGES 3  // groups whose outputs fit in shared memory
+#define BLOCKS 1
 #endif
 #ifndef WARPS
 #define WARPS 1  // the computing warps are a multiple of it; the first WARPS warps copy
-#endif
-#ifndef BLOCKS
-#define BLOCKS 1
 #endif
 
 constexpr int kStrips = divide_up(kOutH, ROWS);

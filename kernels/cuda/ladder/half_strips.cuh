@@ -21,27 +21,17 @@
 
 #ifndef GROUPS
 #define GROUPS 2  // of four warps, in a block
-#endif
-#ifndef FILTER_TILES
 #define FILTER_TILES 3  // tiles of 8 filters that a group computes at once, at most 4
-#endif
-#ifndef FILTER_TURNS
 #define FILTER_TURNS 1  // rounds over the filters of a block
-#endif
-#ifndef STRIP_ROWS
 #define STRIP_ROWS 29  // output rows whose input is in shared memory
-#endif
-#ifndef BLOCKS
 #define BLOCKS 2
-#endif
-// 1: results go through shared memory, to write fewer partial lines. It pays off where the kernel
-// writes much and multiplies little.
-#define STAGED (PARTS == 1 && FILTER_TILES > 2)
-#ifndef HELD
 // 0: a thread reads its pixels twice; 1: it keeps them in registers; 2: it also prefetches those of
 // the next strip.
 #define HELD 2
 #endif
+// 1: results go through shared memory, to write fewer partial lines. It pays off where the kernel
+// writes much and multiplies little.
+#define STAGED (PARTS == 1 && FILTER_TILES > 2)
 
 constexpr int kThreads = GROUPS * 128;
 constexpr int kPaddedW = WIDTH + 2 * PAD_W;

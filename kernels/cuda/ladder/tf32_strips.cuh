@@ -9,20 +9,10 @@
 
 #ifndef QUAD
 #define QUAD 4  // channels of a quad of k values, 4 or 2; with 2, a quad has two taps of each
-#endif
-#ifndef WARPS
 #define WARPS 4
-#endif
-#ifndef TILES
 #define TILES 2  // tiles of 16 pixels that a warp computes at once
-#endif
-#ifndef FILTER_TILES
 #define FILTER_TILES 3  // tiles of 8 filters that a block computes
-#endif
-#ifndef STRIP_ROWS
 #define STRIP_ROWS 29  // output rows whose input is in shared memory
-#endif
-#ifndef BLOCKS
 #define BLOCKS 2
 #endif
 

@@ -7,8 +7,6 @@
 
 #ifndef EPSILON
 #define EPSILON 1e-3
-#endif
-#ifndef ADDS
 #define ADDS 0  // the sum with `added`, before relu
 #endif
 #ifndef ACTIVATED

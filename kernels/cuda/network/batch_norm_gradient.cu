@@ -8,14 +8,8 @@
 
 #ifndef EPSILON
 #define EPSILON 1e-3
-#endif
-#ifndef MOMENTUM
 #define MOMENTUM 0.9
-#endif
-#ifndef ADDS
 #define ADDS 0  // there is an addend
-#endif
-#ifndef ACCUMULATES
 #define ACCUMULATES 0  // dx is added to what is in its place
 #endif
 #ifndef PASSES

@@ -4,14 +4,8 @@
 // and others, ImageNet Classification with Deep Convolutional Neural Networks, 2012)
 #ifndef SIZE
 #define SIZE 5
-#endif
-#ifndef ALPHA
 #define ALPHA 1e-4f
-#endif
-#ifndef BETA
 #define BETA 0.75f
-#endif
-#ifndef KNORM
 #define KNORM 2.f
 #endif
 

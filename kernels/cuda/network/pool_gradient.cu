@@ -8,8 +8,6 @@
 
 #ifndef PLACE
 #define PLACE unsigned char  // a number of an element of a window
-#endif
-#ifndef FINDERS
 #define FINDERS 1  // threads that search a window, or 32
 #endif
 

@@ -3,8 +3,6 @@
 // A warp has a row, whose elements are `inner` apart.
 #ifndef LARGEST
 #define LARGEST NONE  // or OF_ALL: NaN if any element is NaN; or OF_NUMBERS: ignores NaN
-#endif
-#ifndef FACTOR
 #define FACTOR 1.f  // that sums are multiplied by
 #endif
 

@@ -3,8 +3,6 @@
 // A warp has a row, whose elements are `inner` apart; the largest is subtracted first.
 #ifndef LOGARITHM
 #define LOGARITHM 0
-#endif
-#ifndef SCALE
 #define SCALE 1.f  // of x: one over the temperature
 #endif
 

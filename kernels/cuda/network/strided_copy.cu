@@ -2,8 +2,6 @@
 // slices and pads.
 #ifndef BORDER
 #define BORDER ZERO  // elements beyond x: FILL, its NEAREST element, or MIRRORED ones
-#endif
-#ifndef FILL
 #define FILL 0.f
 #endif
 #define ZERO 0

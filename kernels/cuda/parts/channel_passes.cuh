@@ -10,8 +10,6 @@
 
 #ifndef CHANNELS_LAST
 #define CHANNELS_LAST 0  // arrays have one pixel
-#endif
-#ifndef APART
 #define APART 0  // images of x and dx begin x_image elements apart, others y_image, unless 0
 #endif
 #define SIZES int images, int channels, int pixels, int splits, int x_image, int y_image
