@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from gpu_networks import Case, check_together
+from gradient_symbols import SHAPE, layers, others
 
 from ece408_op.network import why_not
 
@@ -13,44 +14,26 @@ pytestmark = pytest.mark.usefixtures("emulated")
 BELOW = 2e-6
 
 
-def _operators(sym):
-    """Return symbols on "data" of shape (3, 4, 5, 6) by name: few launches for many operators."""
-    label = sym.Variable("label")
-    x, y = sym.Variable("data"), sym.Variable("weight", shape=(1, 4, 1, 1))
-
-    def act(kind):
-        return sym.Activation(x, act_type=kind)
+def _others(sym):
+    """Return symbols by name, beside those whose gradients are compared."""
+    x, label = sym.Variable("data"), sym.Variable("label")
 
     def leaky(kind, **attributes):
         return sym.LeakyReLU(x, act_type=kind, **attributes)
 
     return {
-        "activations": [
-            act("relu") + 2 * act("tanh") + 3 * act("sigmoid"),
-            act("softrelu") - act("softsign") + sym.relu(x) * sym.tanh(2 - x) + sym.sigmoid(x),
-            sym.clip(x, -0.5, 0.25) - sym.exp(x) / sym.sqrt(3 + x) + sym.clip(x, 0.1, np.inf),
-            sym.clip(x, 1, -1),
-        ],
-        "leaky": [
-            leaky("leaky", slope=0.3) + 2 * leaky("elu", slope=0.7) + 3 * leaky("selu"),
-            leaky("gelu") - leaky("rrelu", lower_bound=0.1, upper_bound=0.4)[0],
-        ],
-        "prelu": [sym.LeakyReLU(x, sym.Variable("gamma", shape=(4,)), act_type="prelu")],
-        "scalars": [(1 - x) / 3 + 2 * x - 0.5, 1 / (x + 3), x - -0.5, -1 - -x],
-        "arithmetic": [sym.elemwise_add(x, x * x) - sym.add_n(x, 2 * x, 3 * x) / (2 + x)],
+        "leaky": [leaky("selu"), leaky("rrelu", lower_bound=0.1, upper_bound=0.4)[0]],
+        "clip": [sym.clip(x, 0.1, np.inf)],
         "spread": [
-            sym.broadcast_add(x, y),
-            sym.broadcast_mul(sym.broadcast_sub(x, y), sym.broadcast_div(x, 3 + y)),
-            sym.broadcast_mul(x, sym.mean(x, axis=(2, 3), keepdims=True)),
             sym.broadcast_mul(x, sym.mean(x, axis=1, keepdims=True)),
             sym.broadcast_mul(x, sym.mean(sym.mean(x, axis=1, keepdims=True), 3, keepdims=True)),
         ],
-        "norm": [sym.BatchNorm(x, fix_gamma=False, name="a"), sym.BatchNorm(x, axis=3, name="b")],
-        "pool": [
-            sym.Pooling(x, kernel=(2, 3), stride=(2, 1), pad=(1, 1), pool_type="max"),
-            sym.Pooling(x, kernel=(3, 3), pad=(1, 1), pool_type="avg"),
+        "lrn": [sym.LRN(x, nsize=3, alpha=0.1, knorm=1)],
+        "pads": [
+            sym.Pad(x, mode=mode, pad_width=(0, 0, 0, 0, 1, 2, 3, 1), constant_value=2)
+            for mode in ("constant", "edge", "reflect")
         ],
-        "pool_borders": [
+        "pool_full": [
             sym.Pooling(
                 *(x,),
                 kernel=(3, 2),
@@ -62,68 +45,31 @@ def _operators(sym):
             )
             for include in (True, False)
         ],
-        "global": [
-            sym.Pooling(x, global_pool=True, pool_type=kind, kernel=(1, 1))
-            for kind in ("avg", "max")
-        ],
-        "means": [sym.mean(x, axis=(2, 3)), sym.mean(x, axis=1, keepdims=True), sym.sum(x, axis=3)],
-        "softmax": [sym.softmax(x), sym.softmax(x, axis=1, temperature=2), sym.log_softmax(x)],
-        "softmaxes": [sym.SoftmaxActivation(x, mode="channel"), sym.SoftmaxActivation(x)],
-        "lrn": [sym.LRN(x, nsize=3, alpha=0.1, knorm=1)],
-        "views": [sym.Flatten(x) + 1, sym.reshape(x, shape=(0, -3, -1)) + 1],
-        "moves": [sym.transpose(x, axes=(0, 2, 3, 1)), sym.swapaxes(x, dim1=1, dim2=3)],
-        "pads": [
-            sym.Pad(x, mode=mode, pad_width=(0, 0, 0, 0, 1, 2, 3, 1), constant_value=2)
-            for mode in ("constant", "edge", "reflect")
-        ],
-        "concats": [sym.concat(x, x + 1, 2 * x, dim=1), sym.concat(x, x, dim=3)],
-        "splits": [
-            *(part * 2 for part in sym.split(x, num_outputs=2, axis=1)),
-            *sym.split(x, num_outputs=3, axis=3),
-        ],
-        "scaled": [
-            sym.UpSampling(x, scale=3, sample_type="nearest"),
-            sym.UpSampling(
-                sym.split(sym.expand_dims(x, 1), num_outputs=1, axis=1, squeeze_axis=True),
-                scale=2,
-                sample_type="nearest",
-            ),
-            sym.contrib.AdaptiveAvgPooling2D(x, output_size=1),
-        ],
         "resized": [
             sym.contrib.BilinearResize2D(x, height=height, width=width, align_corners=aligned)
             for height, width, aligned in ((8, 13, True), (3, 9, False), (1, 2, True))
         ],
-        "deconvolution": [
-            sym.Deconvolution(
-                *(x,),
-                num_filter=6,
-                kernel=(3, 2),
-                stride=(2, 3),
-                pad=(1, 0),
-                adj=(1, 2),
-                num_group=2,
-                no_bias=False,
-                name="d",
-            )
+        "deconvolution_uneven": [
+            sym.Deconvolution(x, num_filter=6, kernel=(3, 2), stride=(2, 3), adj=(1, 2), name="d")
         ],
         "labels": [
             sym.SoftmaxOutput(x, label, **options) for options in ({}, {"preserve_shape": True})
         ],
-        "one_label": [sym.SoftmaxOutput(sym.Flatten(x), label, name="softmax")],
         "label_image": [sym.SoftmaxOutput(x, label, multi_output=True)],
-        "kept": [
-            sym.hard_sigmoid(x) + sym.Dropout(x) * sym.BlockGrad(x) + sym.Cast(x, dtype="float32")
-        ],
+        "dropout": [sym.Dropout(x) + 1],
     }
 
 
 def test_an_operator_computes_what_mxnet_does(mx):
-    labels = {"labels": (3, 4, 5), "one_label": (3,), "label_image": (3, 5, 6)}
+    labels = {"labels": (3, 4, 5), "softmax_output": (3,), "label_image": (3, 5, 7)}
+    symbols = {name: mx.sym.Group(outputs) for name, outputs in _others(mx.sym).items()}
+    symbols |= {**layers(mx.sym), **others(mx.sym)}
+    # oneDNN's fusion of a convolution and BatchNorm is wrong unless the axis is 1.
+    del symbols["norm_pixels"]
     cases = {}
-    for name, outputs in _operators(mx.sym).items():
-        shapes = {"data": (3, 4, 5, 6), **({"label": labels[name]} if name in labels else {})}
-        cases[name] = Case(mx.sym.Group(outputs), **shapes)
+    for name, symbol in symbols.items():
+        shapes = {"data": SHAPE, **({"label": labels[name]} if name in labels else {})}
+        cases[name] = Case(symbol, **shapes)
     check_together(cases, BELOW, on=("gpu", "cpu"))
 
 
