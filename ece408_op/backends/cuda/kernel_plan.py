@@ -241,13 +241,14 @@ def entry(
     rank: int | None = None,
     architectures: tuple[str, ...] = ARCHITECTURES,
     precision: str = "float32",
-    source: str = "",
+    source: str = "ladder/{}.cu",
     macros: Defines = (),
 ) -> Kernel:
-    """Return a catalog entry for a source in kernels/cuda, by default ladder/`name`.cu, all
-    architectures, and float32 accuracy. A gradient's name ends with its direction."""
+    """Return a catalog entry for a source in kernels/cuda, whose path may have the name in it
+    (without "_strict"), by default with all architectures and float32 accuracy. A gradient's name
+    ends with its direction."""
     accurate = precision in ("strict", "float32")
-    code = (name, source or f"ladder/{name}.cu", architectures, precision, accurate)
+    code = (name, source.format(name.replace("_strict", "")), architectures, precision, accurate)
     gradient = re.search(r"backward_\w+$", name)
     return Kernel(*code, gradient[0] if gradient else "forward", summary, family, rank, macros)
 

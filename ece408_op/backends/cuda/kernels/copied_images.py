@@ -175,15 +175,11 @@ KERNELS = (
     entry(
         "16_copy_engine",
         "15 with images and outputs moved by Hopper's copy engine",
-        CopiedImages(1, hand_over=False),
-        rank=1,
-        architectures=_ARCHITECTURES,
+        *(CopiedImages(1, hand_over=False), 1, _ARCHITECTURES),
     ),
     entry(
         "19_more_registers",
         "16 with registers handed over to the warps that compute",
-        CopiedImages(4, hand_over=True),
-        rank=2,
-        architectures=("90a",),
+        *(CopiedImages(4, hand_over=True), 2, ("90a",)),
     ),
 )

@@ -460,47 +460,28 @@ def _blocks(problem: ConvProblem, shape: _Shape, layout: Bands) -> int:
     return divide_up(groups, layout.planes) * divide_up(shape.outs[0], layout.strips * layout.rows)
 
 
+_entry = partial(entry, rank=0, source="depthwise/{}.cu")
 KERNELS = (
-    entry(
+    _entry(
         "depthwise",
         "groups of one channel: planes in shared memory, columns in registers",
         Forward(),
-        rank=0,
-        source="depthwise/depthwise.cu",
     ),
-    entry(
-        "depthwise_backward_data",
-        "the gradient for x of these",
-        BackwardData(),
-        rank=0,
-        source="depthwise/depthwise_backward_data.cu",
-    ),
-    entry(
-        "depthwise_backward_weight",
-        "the gradient for w of these",
-        BackwardWeight(),
-        rank=0,
-        source="depthwise/depthwise_backward_weight.cu",
-    ),
-    entry(
+    _entry("depthwise_backward_data", "the gradient for x of these", BackwardData()),
+    _entry("depthwise_backward_weight", "the gradient for w of these", BackwardWeight()),
+    _entry(
         "grouped",
         "groups of few filters: as depthwise, with all filters of a group in a thread",
         Forward(few=True),
-        rank=0,
-        source="depthwise/grouped.cu",
     ),
-    entry(
+    _entry(
         "grouped_backward_data",
         "the gradient for x of groups of few channels, images among them",
         BackwardData(few=True),
-        rank=0,
-        source="depthwise/grouped_backward_data.cu",
     ),
-    entry(
+    _entry(
         "grouped_backward_weight",
         "the gradient for w of groups of few channels and filters",
         BackwardWeight(few=True),
-        rank=0,
-        source="depthwise/grouped_backward_weight.cu",
     ),
 )

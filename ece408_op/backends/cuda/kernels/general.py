@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from dataclasses import dataclass
 
@@ -175,61 +176,37 @@ def _defines(problem: ConvProblem, layout: Tile, accumulate: bool, bias: bool = 
     )
 
 
+_entry = functools.partial(entry, source="general/{}.cu")
+_strict = functools.partial(_entry, precision="strict", macros=(("TOTAL", "double"),))
 KERNELS = (
-    entry(
+    _entry(
         "general",
         "every convolution and type: an implicit matrix product for each group",
-        Forward(),
-        rank=15,
-        source="general/general.cu",
+        *(Forward(), 15),
     ),
-    entry(
+    _entry(
         "general_backward_data",
         "the gradient for x of every convolution and type",
-        BackwardData(),
-        rank=14,
-        source="general/general_backward_data.cu",
+        *(BackwardData(), 14),
     ),
-    entry(
+    _entry(
         "general_backward_weight",
         "the gradient for w of every convolution and type",
-        BackwardWeight(),
-        rank=15,
-        source="general/general_backward_weight.cu",
+        *(BackwardWeight(), 15),
     ),
-    entry(
+    _entry(
         "general_backward_bias",
         "the gradient for the bias of every convolution and type",
-        BackwardBias(),
-        rank=16,
+        *(BackwardBias(), 16),
         precision="strict",
-        source="general/general_backward_bias.cu",
     ),
-    entry(
+    _strict(
         "general_strict",
         'general with sums in float64: what precision="strict" takes',
-        Forward(8),
-        rank=18,
-        precision="strict",
-        source="general/general.cu",
-        macros=(("TOTAL", "double"),),
+        *(Forward(8), 18),
     ),
-    entry(
-        "general_strict_backward_data",
-        "the gradient for x like that",
-        BackwardData(8),
-        rank=18,
-        precision="strict",
-        source="general/general_backward_data.cu",
-        macros=(("TOTAL", "double"),),
-    ),
-    entry(
-        "general_strict_backward_weight",
-        "the gradient for w like that",
-        BackwardWeight(8),
-        rank=19,
-        precision="strict",
-        source="general/general_backward_weight.cu",
-        macros=(("TOTAL", "double"),),
+    _strict("general_strict_backward_data", "the gradient for x like that", BackwardData(8), 18),
+    _strict(
+        "general_strict_backward_weight", "the gradient for w like that", BackwardWeight(8), 19
     ),
 )

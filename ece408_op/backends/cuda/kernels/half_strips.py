@@ -246,16 +246,13 @@ KERNELS = (
     entry(
         "17_half_wgmma",
         "half precision, as exact as TF32; a tap is a shift in shared memory",
-        HalfStrips(1),
-        rank=6,
-        architectures=("90a",),
-        precision="tf32",
+        *(HalfStrips(1), 6, ("90a",), "tf32"),
     ),
     entry(
         "18_split_half",
         "17 at float32 accuracy: every factor in two halves",
         HalfStrips(2),
-        rank=8,
-        architectures=("90a",),
+        8,
+        ("90a",),
     ),
 )

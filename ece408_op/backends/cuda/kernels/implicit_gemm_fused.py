@@ -12,6 +12,7 @@ import math
 from dataclasses import dataclass
 
 from ....problem import ConvProblem
+from ... import DIRECTIONS
 from .. import gpu_limits
 from ..kernel_plan import (
     ARCHITECTURES,
@@ -19,6 +20,7 @@ from ..kernel_plan import (
     Code,
     Defines,
     Family,
+    Kernel,
     Launch,
     Layout,
     Plan,
@@ -350,59 +352,43 @@ def shared_bytes(layout: Blocks, parts: int = 2) -> int:
     return 2 * lines + sums
 
 
+def _entry(name: str, summary: str, family: Gemm, rank: int) -> Kernel:
+    by_warps = (("BY_WARPS", 1),) if family.by_warps else ()
+    direction = ("DIRECTION", DIRECTIONS.index(family.direction))
+    architectures = ARCHITECTURES[1:] if family.by_warps else ("90a",)
+    source, macros = "gemm/implicit_gemm_fused.cu", (*by_warps, direction)
+    return entry(name, summary, family, rank, architectures, source=source, macros=macros)
+
+
 KERNELS = (
-    entry(
+    _entry(
         "implicit_gemm_fused",
         "a matrix product on tensor cores, at float32 accuracy, that splits numbers on their way",
-        Gemm("forward"),
-        rank=9,
-        architectures=("90a",),
-        source="gemm/implicit_gemm_fused.cu",
-        macros=(("DIRECTION", 0),),
+        *(Gemm("forward"), 9),
     ),
-    entry(
+    _entry(
         "implicit_gemm_fused_backward_data",
         "the gradient for x in this way",
-        Gemm("backward_data"),
-        rank=10,
-        architectures=("90a",),
-        source="gemm/implicit_gemm_fused.cu",
-        macros=(("DIRECTION", 1),),
+        *(Gemm("backward_data"), 10),
     ),
-    entry(
+    _entry(
         "implicit_gemm_fused_backward_weight",
         "the gradient for w in this way",
-        Gemm("backward_weight"),
-        rank=10,
-        architectures=("90a",),
-        source="gemm/implicit_gemm_fused.cu",
-        macros=(("DIRECTION", 2),),
+        *(Gemm("backward_weight"), 10),
     ),
-    entry(
+    _entry(
         "implicit_gemm_sm80",
         "the same by mma.sync, for GPUs that are not Hopper's",
-        Gemm("forward", by_warps=True),
-        rank=13,
-        architectures=ARCHITECTURES[1:],
-        source="gemm/implicit_gemm_fused.cu",
-        macros=(("BY_WARPS", 1), ("DIRECTION", 0)),
+        *(Gemm("forward", by_warps=True), 13),
     ),
-    entry(
+    _entry(
         "implicit_gemm_sm80_backward_data",
         "the gradient for x like that",
-        Gemm("backward_data", by_warps=True),
-        rank=12,
-        architectures=ARCHITECTURES[1:],
-        source="gemm/implicit_gemm_fused.cu",
-        macros=(("BY_WARPS", 1), ("DIRECTION", 1)),
+        *(Gemm("backward_data", by_warps=True), 12),
     ),
-    entry(
+    _entry(
         "implicit_gemm_sm80_backward_weight",
         "the gradient for w like that",
-        Gemm("backward_weight", by_warps=True),
-        rank=12,
-        architectures=ARCHITECTURES[1:],
-        source="gemm/implicit_gemm_fused.cu",
-        macros=(("BY_WARPS", 1), ("DIRECTION", 2)),
+        *(Gemm("backward_weight", by_warps=True), 12),
     ),
 )

@@ -272,42 +272,30 @@ def _all_rows(made: Product, layout: Blocks) -> int:
     return made.sets * divide_up(made.rows, layout.rows) * layout.rows
 
 
+_entry = functools.partial(entry, architectures=("90a",), source="gemm/implicit_gemm_prepacked.cu")
+_half = functools.partial(_entry, precision="tf32")
 KERNELS = (
-    entry(
+    _entry(
         "implicit_gemm_prepacked",
         "groups of several channels: a matrix product on tensor cores, at float32 accuracy",
-        Gemm(backward=False),
-        rank=10,
-        architectures=("90a",),
-        source="gemm/implicit_gemm_prepacked.cu",
+        *(Gemm(backward=False), 10),
     ),
-    entry(
+    _entry(
         "implicit_gemm_prepacked_backward_data",
         "the gradient for x of these",
-        Gemm(backward=True),
-        rank=11,
-        architectures=("90a",),
-        source="gemm/implicit_gemm_prepacked.cu",
+        *(Gemm(backward=True), 11),
         macros=(("BACKWARD", 1),),
     ),
-    entry(
+    _half(
         "implicit_gemm_prepacked_half",
         "implicit_gemm_prepacked with a third of the products, as exact as TF32",
-        Gemm(backward=False, parts=1),
-        rank=7,
-        architectures=("90a",),
-        precision="tf32",
-        source="gemm/implicit_gemm_prepacked.cu",
+        *(Gemm(backward=False, parts=1), 7),
         macros=(("PARTS", 1),),
     ),
-    entry(
+    _half(
         "implicit_gemm_prepacked_half_backward_data",
         "the gradient for x like that",
-        Gemm(backward=True, parts=1),
-        rank=9,
-        architectures=("90a",),
-        precision="tf32",
-        source="gemm/implicit_gemm_prepacked.cu",
+        *(Gemm(backward=True, parts=1), 9),
         macros=(("BACKWARD", 1), ("PARTS", 1)),
     ),
 )

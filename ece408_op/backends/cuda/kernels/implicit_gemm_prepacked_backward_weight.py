@@ -290,23 +290,16 @@ def microseconds(problem: ConvProblem) -> float:
     return _LAUNCHES + (arrays + workspace) / _BYTES + multiplied
 
 
+_entry = functools.partial(
+    entry, architectures=("90a",), source="gemm/implicit_gemm_prepacked_backward_weight.cu"
+)
 KERNELS = (
-    entry(
-        "implicit_gemm_prepacked_backward_weight",
-        "the gradient for w of these",
-        Gemm(),
-        rank=11,
-        architectures=("90a",),
-        source="gemm/implicit_gemm_prepacked_backward_weight.cu",
-    ),
-    entry(
+    _entry("implicit_gemm_prepacked_backward_weight", "the gradient for w of these", Gemm(), 11),
+    _entry(
         "implicit_gemm_prepacked_half_backward_weight",
         "the gradient for w like implicit_gemm_prepacked_half's for x",
-        Gemm(parts=1),
-        rank=9,
-        architectures=("90a",),
+        *(Gemm(parts=1), 9),
         precision="tf32",
-        source="gemm/implicit_gemm_prepacked_backward_weight.cu",
         macros=(("PARTS", 1),),
     ),
 )

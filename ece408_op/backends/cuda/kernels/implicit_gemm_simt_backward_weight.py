@@ -196,9 +196,7 @@ KERNELS = (
     entry(
         "implicit_gemm_simt_backward_weight",
         "the gradient for w where images have few pixels, in float32 arithmetic",
-        ShortSums(),
-        rank=8,
-        architectures=ARCHITECTURES[1:],
-        source="gemm/implicit_gemm_simt_backward_weight.cu",
+        *(ShortSums(), 8, ARCHITECTURES[1:]),
+        source="gemm/{}.cu",
     ),
 )

@@ -208,18 +208,15 @@ KERNELS = (
         "12_one_channel",
         "one input channel: its pixels stay in registers for all filters",
         OneChannel(),
-        rank=5,
+        5,
     ),
     entry(
-        "13_column_pairs",
-        "one input channel, columns loaded and stored in pairs",
-        ColumnPairs(),
-        rank=4,
+        "13_column_pairs", "one input channel, columns loaded and stored in pairs", ColumnPairs(), 4
     ),
     entry(
         "15_winograd",
         "one input channel, seven multiplications in place of ten (Winograd)",
         Winograd(),
-        rank=3,
+        3,
     ),
 )

@@ -188,23 +188,18 @@ def shared_bytes(ins: int, layout: Blocks) -> int:
     return 4 * (_padded(ins) * (rows + 4) + _STAGES * _slab(ins) * tile)
 
 
+_entry = functools.partial(entry, architectures=ARCHITECTURES[1:], source="gemm/pointwise_simt.cu")
 KERNELS = (
-    entry(
+    _entry(
         "pointwise_simt",
         "1x1 kernels and few channels, in float32 arithmetic at the memory's speed",
-        ShortSums("forward"),
-        rank=8,
-        architectures=ARCHITECTURES[1:],
-        source="gemm/pointwise_simt.cu",
+        *(ShortSums("forward"), 8),
         macros=(("DIRECTION", 0),),
     ),
-    entry(
+    _entry(
         "pointwise_simt_backward_data",
         "the gradient for x of 1x1 kernels and few filters in this way",
-        ShortSums("backward_data"),
-        rank=9,
-        architectures=ARCHITECTURES[1:],
-        source="gemm/pointwise_simt.cu",
+        *(ShortSums("backward_data"), 9),
         macros=(("DIRECTION", 1),),
     ),
 )

@@ -183,8 +183,7 @@ KERNELS = (
     entry(
         "6_register_tiles",
         "rows by filters in each thread's registers, shapes known at compile time",
-        RegisterTiles(),
-        rank=14,
+        *(RegisterTiles(), 14),
     ),
     entry("7_channel_tree", "channels split within a block and reduced by a tree", ChannelTree()),
     entry(
@@ -192,10 +191,5 @@ KERNELS = (
         "channels split between blocks and reduced by atomic additions",
         ChannelAtomics(),
     ),
-    entry(
-        "9_half",
-        "6 in half precision, two filters an instruction",
-        Half(),
-        precision="float16",
-    ),
+    entry("9_half", "6 in half precision, two filters an instruction", Half(), precision="float16"),
 )

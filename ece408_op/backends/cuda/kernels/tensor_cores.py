@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from dataclasses import dataclass
 
@@ -148,20 +149,19 @@ def _shared_bytes(problem: ConvProblem, filter_tiles: int, rows: int) -> int:
     return groups * steps * filter_tiles * _WEIGHT_BYTES + groups * quad * pitch * 4
 
 
+_entry = functools.partial(entry, architectures=ARCHITECTURES[1:])
 KERNELS = (
-    entry(
+    _entry(
         "10_tf32",
         "tensor cores in TF32, images in shared memory",
         TensorCores(),
-        rank=11,
-        architectures=ARCHITECTURES[1:],
+        11,
         precision="tf32",
     ),
-    entry(
+    _entry(
         "11_3xtf32",
         "tensor cores at float32 accuracy: three TF32 products for one",
         TensorCores(),
-        rank=12,
-        architectures=ARCHITECTURES[1:],
+        12,
     ),
 )
