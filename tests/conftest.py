@@ -4,6 +4,7 @@ import contextlib
 import functools
 import gc
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -204,6 +205,22 @@ def run_here(mx, capsys):
         return subprocess.CompletedProcess(arguments, code, *capsys.readouterr())
 
     return run
+
+
+@pytest.fixture
+def refused(run_here):
+    """Return a function that checks that the `ece408` command ends with a code and prints nothing
+    but one line, with this text."""
+
+    def check(code: int, text: str, *arguments: str) -> None:
+        result = run_here(*arguments)
+        assert result.returncode == code, arguments
+        # A milestone says first what it does.
+        assert result.stdout == "" or arguments[0] in ("m1.1", "m2.1"), arguments
+        assert re.fullmatch("ece408[a-z ]*: error: .*\n", result.stderr), result.stderr
+        assert text in result.stderr
+
+    return check
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ from ece408_op.jobs import job_plan
 from ece408_op.jobs.job_plan import Host
 
 
-def test_what_cannot_be_is_one_line(capsys, tmp_path):
+def test_what_cannot_be_is_one_line(refused, tmp_path):
     hosts = tmp_path / "hosts"
     for arguments, code, message in [
         (["--workers", "2"], 16, "there is no command to run; give one at the end"),
@@ -26,11 +26,7 @@ def test_what_cannot_be_is_one_line(capsys, tmp_path):
         (["--ssh", "", "--", "x"], 16, "--ssh takes a command, such as"),
         (["--hosts", str(hosts), "--", "x"], 16, f"the hosts of {hosts} cannot be read"),
     ]:
-        assert execute(["launch", *arguments]) == code
-        error = capsys.readouterr().err
-        assert error.startswith("ece408: error: ")
-        assert message in error
-        assert error.count("\n") == 1
+        refused(code, message, "launch", *arguments)
 
 
 def test_hosts_of_a_file(tmp_path):

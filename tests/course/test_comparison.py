@@ -343,15 +343,12 @@ def test_plot_without_matplotlib(tmp_path, played, monkeypatch, capsys):
     ],
 )
 def test_what_cannot_work_is_said_before_the_runs(
-    tmp_path, played, capsys, arguments, code, message
+    tmp_path, played, refused, arguments, code, message
 ):
     (tmp_path / "file").touch()
     arguments = [text.replace("{file}", str(tmp_path / "file")) for text in arguments]
-    assert main.execute(["compare", *arguments]) == code
-    captured = capsys.readouterr()
-    assert message in captured.err
-    assert captured.err.count("\n") == 1
-    assert (captured.out, played) == ("", [])
+    refused(code, message, "compare", *arguments)
+    assert played == []
 
 
 def test_the_command_prints_the_table_only(tmp_path, played, capsys, no_data):

@@ -83,23 +83,17 @@ def test_files_of_one_name_are_told_apart_by_their_folders(tmp_path, capsys):
 
 
 @pytest.mark.parametrize("content", ["", "[]", "{}", '{"machine": {}, "runs": [{}], "date": ""}'])
-def test_other_files_are_refused_in_one_line(content, tmp_path, capsys):
+def test_other_files_are_refused_in_one_line(content, tmp_path, refused):
     path = tmp_path / "other.json"
     path.write_text(content)
-    assert execute(["compare", str(path)]) == InvalidSetting.exit_code
-    error = capsys.readouterr().err
-    assert f"{path} is not a file that `ece408 compare --json` or scripts/bench.py has " in error
-    assert error.count("\n") == 1
+    message = f"{path} is not a file that `ece408 compare --json` or scripts/bench.py has "
+    refused(InvalidSetting.exit_code, message, "compare", str(path))
 
 
-def test_a_file_that_is_not_there(tmp_path, capsys):
-    assert execute(["compare", str(tmp_path / "none.json")]) == InvalidSetting.exit_code
-    assert "No such file" in capsys.readouterr().err
-
-
-def test_two_sizes_are_refused(capsys):
-    assert execute(["compare", "100", "200"]) == InvalidSize.exit_code
-    assert "'100 200' is not one number of images" in capsys.readouterr().err
+def test_what_is_no_file_is_refused(tmp_path, refused):
+    refused(InvalidSetting.exit_code, "No such file", "compare", str(tmp_path / "none.json"))
+    message = "'100 200' is not one number of images"
+    refused(InvalidSize.exit_code, message, "compare", "100", "200")
 
 
 def test_a_run_that_failed_has_no_figures(tmp_path, capsys):

@@ -8,10 +8,9 @@ from unittest.mock import Mock
 import pytest
 
 from ece408_op import settings
-from ece408_op.cli.main import execute
 from ece408_op.course import gpu_check
 from ece408_op.course.milestone import MILESTONES
-from ece408_op.errors import InvalidSetting, NoUsableGpu
+from ece408_op.errors import NoUsableGpu
 from ece408_op.host import gpu
 from ece408_op.host.gpu import Driver, Gpu, find_driver
 from ece408_op.operator import gpu_support
@@ -107,10 +106,9 @@ def test_final_on_a_gpu_that_mxnet_cannot_use(monkeypatch, tmp_path):
     assert sys.modules.pop("needed_by_final")
 
 
-def test_the_cuda_backend_asked_for_by_name_needs_a_gpu_too(monkeypatch, capsys):
+def test_the_cuda_backend_asked_for_by_name_needs_a_gpu_too(monkeypatch, refused):
     monkeypatch.setattr(gpu, "find_driver", Mock(side_effect=NoUsableGpu("no NVIDIA driver")))
-    assert execute(["m2.1", "5", "--backend", "cuda"]) == NoUsableGpu.exit_code
-    assert capsys.readouterr() == ("", "ece408: error: no NVIDIA driver\n")
+    refused(NoUsableGpu.exit_code, "error: no NVIDIA driver\n", "m2.1", "5", "--backend", "cuda")
 
 
 @pytest.mark.parametrize("name", GPU_MILESTONES)
@@ -132,19 +130,17 @@ def test_a_machine_without_a_gpu_is_told_so(run_python, name):
     ("arguments", "code"),
     [(["0"], 3), (["abc"], 4), (["5", "--term", "1999fa"], 4), (["5", "--batch-size", "x"], 3)],
 )
-def test_bad_input_comes_before_the_gpu(name, arguments, code, capsys):
-    assert execute([name, *arguments]) == code
-    assert len(capsys.readouterr().err.splitlines()) == 1
+def test_bad_input_comes_before_the_gpu(name, arguments, code, refused):
+    refused(code, "", name, *arguments)
 
 
 @pytest.mark.parametrize("script", GPU_MILESTONES)
-def test_gpu_is_the_setting_of_the_gpus(monkeypatch, capsys, script):
+def test_gpu_is_the_setting_of_the_gpus(monkeypatch, refused, script):
     _pretend(monkeypatch)
     monkeypatch.setenv("ECE408_DEVICES", "0")
-    assert execute([script, "5", "--gpu", "3"]) == NoUsableGpu.exit_code
-    assert "there is no GPU 3 (--gpu, ECE408_DEVICES)" in capsys.readouterr().err
-    assert execute(["profile", script, "5", "--gpu", "1,x"]) == InvalidSetting.exit_code
-    assert "'1,x' is not a list of GPUs (--gpu, ECE408_DEVICES)" in capsys.readouterr().err
+    refused(18, "there is no GPU 3 (--gpu, ECE408_DEVICES)", script, "5", "--gpu", "3")
+    message = "'1,x' is not a list of GPUs (--gpu, ECE408_DEVICES)"
+    refused(16, message, "profile", script, "5", "--gpu", "1,x")
     assert settings.devices() == (0,)
 
 

@@ -270,7 +270,7 @@ def test_the_layers_are_those_of_a_term(run_here, folder, tmp_path, options, lay
     assert list(conditions["layers"]) == [f"{layer}, 1 images" for layer in layers]
 
 
-def test_bad_input_is_one_line(run_here, tmp_path):
+def test_bad_input_is_one_line(refused, tmp_path):
     (tmp_path / "a.cc").write_text(COURSE_2020)
     (tmp_path / "b.cu").write_text(DECLARED)
     (tmp_path / "ranking").mkdir()
@@ -285,10 +285,7 @@ def test_bad_input_is_one_line(run_here, tmp_path):
         (("a.cc",), "is no ranking"),
     ):
         paths = (str(tmp_path / arguments[0]), *arguments[1:])
-        result = run_here("lab", "rank", *paths, "--output", str(tmp_path / "ranking"))
-        assert (result.returncode, result.stdout) == (16, ""), arguments
-        assert text in result.stderr
-        assert len(result.stderr.splitlines()) == 1
+        refused(16, text, "lab", "rank", *paths, "--output", str(tmp_path / "ranking"))
 
 
 def test_names_are_paths_from_the_folder_that_has_them_all(tmp_path):

@@ -521,7 +521,7 @@ def test_what_recorded_nothing_has_no_tables_and_no_files(run_ece408, tmp_path):
     assert not file.exists()
 
 
-def test_bad_requests_are_one_line_before_anything_runs(run_here, script, tmp_path):
+def test_bad_requests_are_one_line_before_anything_runs(refused, script, tmp_path):
     (tmp_path / "file").touch()
     for arguments, code, message in (
         (["nothing.py"], 28, "'nothing.py' is neither a milestone nor a file"),
@@ -529,10 +529,7 @@ def test_bad_requests_are_one_line_before_anything_runs(run_here, script, tmp_pa
         (["--trace", str(tmp_path), str(script)], 10, "cannot write"),
         (["m2.1", "0"], 3, "'0' is not a size"),
     ):
-        result = run_here("profile", *arguments)
-        assert (result.returncode, result.stdout) == (code, "")
-        assert message in result.stderr
-        assert len(result.stderr.splitlines()) == 1
+        refused(code, message, "profile", *arguments)
 
 
 def test_ctrl_c_leaves_nothing_behind(run_ece408, script, tmp_path):

@@ -341,7 +341,7 @@ def test_something_in_the_way(player, options, tmp_path, name):
     assert not player.commands
 
 
-def test_the_command(player, tmp_path, capsys):
+def test_the_command(player, tmp_path, capsys, refused):
     (tmp_path / "file").touch()
     folder = str(tmp_path / "out")
     assert main.execute(["report", "--output", folder, "--sizes", "100"]) == 0
@@ -357,11 +357,7 @@ def test_the_command(player, tmp_path, capsys):
         (["--output", folder, "--repeat", "0"], 3, "0 is not a number of runs; give 1 or more"),
         (["--output", folder, "--term", "1999fa"], 4, "unknown term"),
     ):
-        assert main.execute(["report", *arguments]) == code
-        errors = capsys.readouterr().err.splitlines()
-        assert len(errors) == 1
-        assert errors[0].startswith("ece408: error: ")
-        assert message in errors[0]
+        refused(code, message, "report", *arguments)
 
 
 def test_ctrl_c_says_what_is_kept(player, tmp_path, capsys):
