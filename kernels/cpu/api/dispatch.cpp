@@ -73,32 +73,7 @@ Task task_of(const ece408_problem& problem, Direction direction, int64_t element
     return {problem, direction, bytes, kLanes[isa], strict, kept};
 }
 
-// Calls `call` with the member `of` of the kernel and the number of threads to use.
-template <class T, class Call>
-int run(const ece408_problem* problem, Direction direction, Directions<T> Kernel::*of, bool strict,
-        bool arrays, int threads, int isa, int kernel, const Call& call) {
-    if (!usable(problem, isa) || !arrays || threads < 1) return ECE408_INVALID;
-    if (!cpu_has(isa)) return ECE408_UNSUPPORTED;
-    const Task task = task_of(*problem, direction, sizeof(T), isa, strict, false);
-    const int useful = useful_threads(*problem, threads);
-    const auto run_one = [&](KernelName name) {
-        return call(kKernels[static_cast<int>(name)][isa]->*of, useful);
-    };
-    const auto name = kernel == ECE408_CHOSEN ? choose(task) : static_cast<KernelName>(kernel);
-    if (!suits(name, task)) return ECE408_UNSUPPORTED;
-    const int status = run_one(name);
-    return status == kNotFinite ? run_one(choose_for_any(task)) : status;
-}
-
-// The requested or chosen kernel for the forward pass in float32 with kept packed weights; null if
-// it cannot compute.
-const Kernel* forward_kernel(const ece408_problem* problem, int isa, int kernel) {
-    if (!usable(problem, isa) || !cpu_has(isa)) return nullptr;
-    const Task task = task_of(*problem, Direction::forward, sizeof(float), isa, false, true);
-    const auto name = kernel == ECE408_CHOSEN ? choose(task) : static_cast<KernelName>(kernel);
-    return suits(name, task) ? kKernels[static_cast<int>(name)][isa] : nullptr;
-}
-
+// The elements of a direction's output.
 int64_t outputs(const ece408_problem& problem, Direction direction) {
     const Shape s = derive(problem);
     if (direction == Direction::forward) return s.batch * s.filters * s.out_height * s.out_width;
@@ -108,40 +83,82 @@ int64_t outputs(const ece408_problem& problem, Direction direction) {
 
 // Prepares the output of a direction unless it is accumulated.
 template <class T>
-void prepare(const ece408_problem& problem, Direction direction, T* output, int accumulate) {
+void prepare(const ece408_problem& problem, Direction direction, T* output, bool accumulate) {
     if (!accumulate)
         ask_for_huge_pages(output, outputs(problem, direction) * int64_t{sizeof(T)});
 }
 
-// An array in half precision, or null.
-struct Halves {
-    const uint16_t* first;
-    int64_t count;
+// The arrays of a direction: its two inputs, the bias of the forward pass or null, and its output.
+template <class T>
+struct Arrays {
+    const T *a, *b, *bias;
+    T* out;
 
-    Buffer<float> as_floats(int threads, int isa) const {
-        if (!first) return {};
-        Buffer<float> floats(count);
-        if (floats) to_floats(reinterpret_cast<const Half*>(first), count, floats, threads, isa);
-        return floats;
-    }
+    explicit operator bool() const { return a && b && out; }
 };
 
-// Computes in float: converts the inputs, and the output back. Products of two halves are exact in
-// float.
-template <class Call>
-int in_floats(const Halves& a, const Halves& b, const Halves& bias, const Halves& out,
-              bool accumulate, int threads, int isa, const Call& call) {
+// Runs the requested or chosen kernel's function of a direction, of its functions `of`.
+template <class T>
+int run(const ece408_problem* problem, Direction direction, Directions<T> Kernel::*of, bool strict,
+        const Arrays<T>& arrays, bool accumulate, int threads, int isa, int kernel) {
+    if (!usable(problem, isa) || !arrays || threads < 1) return ECE408_INVALID;
     if (!cpu_has(isa)) return ECE408_UNSUPPORTED;
-    const Buffer<float> wide_a = a.as_floats(threads, isa), wide_b = b.as_floats(threads, isa);
-    const Buffer<float> wide_bias = bias.as_floats(threads, isa);
-    const Buffer<float> wide_out =
-        accumulate ? out.as_floats(threads, isa) : Buffer<float>(out.count);
-    if (!wide_a || !wide_b || !wide_out || (bias.first && !wide_bias)) return ECE408_NO_MEMORY;
-    const int status = call(wide_a, wide_b, wide_bias, wide_out);
+    const Task task = task_of(*problem, direction, sizeof(T), isa, strict, false);
+    const int useful = useful_threads(*problem, threads);
+    const auto run_one = [&](KernelName name) {
+        const Directions<T>& found = kKernels[static_cast<int>(name)][isa]->*of;
+        const auto& [a, b, bias, out] = arrays;
+        prepare(*problem, direction, out, accumulate);
+        if (direction == Direction::forward)
+            return found.forward(*problem, a, b, bias, out, accumulate, useful);
+        const auto gradient =
+            direction == Direction::backward_data ? found.backward_data : found.backward_weight;
+        return gradient(*problem, a, b, out, accumulate, useful);
+    };
+    const auto name = kernel == ECE408_CHOSEN ? choose(task) : static_cast<KernelName>(kernel);
+    if (!suits(name, task)) return ECE408_UNSUPPORTED;
+    const int status = run_one(name);
+    return status == kNotFinite ? run_one(choose_for_any(task)) : status;
+}
+
+// The same for half precision, in float: converts the inputs, and the output back. Products of two
+// halves are exact in float.
+int run(const ece408_problem* problem, Direction direction, Directions<float> Kernel::*of,
+        bool strict, const Arrays<uint16_t>& arrays, bool accumulate, int threads, int isa,
+        int kernel) {
+    if (!usable(problem, isa) || !arrays || threads < 1) return ECE408_INVALID;
+    if (!cpu_has(isa)) return ECE408_UNSUPPORTED;
+    const auto as_floats = [&](const uint16_t* from, int64_t count) {
+        Buffer<float> floats(count);
+        if (floats) to_floats(reinterpret_cast<const Half*>(from), count, floats, threads, isa);
+        return floats;
+    };
+    const bool is_forward = direction == Direction::forward;
+    const auto of_a = direction == Direction::backward_data ? Direction::backward_weight
+                                                            : Direction::backward_data;
+    const auto of_b = is_forward ? Direction::backward_weight : Direction::forward;
+    const int64_t count = outputs(*problem, direction);
+    const Buffer<float> a = as_floats(arrays.a, outputs(*problem, of_a));
+    const Buffer<float> b = as_floats(arrays.b, outputs(*problem, of_b));
+    const Buffer<float> bias =
+        arrays.bias ? as_floats(arrays.bias, problem->filters) : Buffer<float>();
+    const Buffer<float> out = accumulate ? as_floats(arrays.out, count) : Buffer<float>(count);
+    if (!a || !b || !out || (arrays.bias && !bias)) return ECE408_NO_MEMORY;
+    const Arrays<float> wide{a, b, bias, out};
+    const int status =
+        run(problem, direction, of, strict, wide, accumulate, threads, isa, kernel);
     if (status == ECE408_OK)
-        to_halves(wide_out, out.count, reinterpret_cast<Half*>(const_cast<uint16_t*>(out.first)),
-                  threads, isa);
+        to_halves(out, count, reinterpret_cast<Half*>(arrays.out), threads, isa);
     return status;
+}
+
+// The requested or chosen kernel for the forward pass in float32 with kept packed weights; null if
+// it cannot compute.
+const Kernel* forward_kernel(const ece408_problem* problem, int isa, int kernel) {
+    if (!usable(problem, isa) || !cpu_has(isa)) return nullptr;
+    const Task task = task_of(*problem, Direction::forward, sizeof(float), isa, false, true);
+    const auto name = kernel == ECE408_CHOSEN ? choose(task) : static_cast<KernelName>(kernel);
+    return suits(name, task) ? kKernels[static_cast<int>(name)][isa] : nullptr;
 }
 
 }  // namespace
@@ -165,82 +182,31 @@ int ece408_choose(const ece408_problem* problem, int direction, int element_byte
     return static_cast<int>(choose(task));
 }
 
-#define ECE408_DEFINE(T, suffix, strict)                                                         \
+// Runs the kernels' functions `of` on arrays of T.
+#define ECE408_RUN(T, direction, of, strict, ...)                                                \
+    return ece408::run(problem, ece408::Direction::direction, &ece408::Kernel::of, strict,       \
+                       ece408::Arrays<T>{__VA_ARGS__}, accumulate != 0, threads, isa, kernel);
+
+#define ECE408_DEFINE(T, suffix, of, strict)                                                     \
     int ece408_forward_##suffix(const ece408_problem* problem, const T* x, const T* w,           \
                                 const T* bias, T* y, int accumulate, int threads, int isa,       \
                                 int kernel) {                                                    \
-        return ece408::run<T>(                                                                   \
-            problem, ece408::Direction::forward, &ece408::Kernel::suffix, strict, x && w && y,   \
-            threads, isa, kernel,                                                                \
-            [&](const ece408::Directions<T>& of, int useful) {                                   \
-                ece408::prepare(*problem, ece408::Direction::forward, y, accumulate);            \
-                return of.forward(*problem, x, w, bias, y, accumulate != 0, useful);             \
-            });                                                                                  \
+        ECE408_RUN(T, forward, of, strict, x, w, bias, y)                                        \
     }                                                                                            \
     int ece408_backward_data_##suffix(const ece408_problem* problem, const T* w, const T* dy,    \
                                       T* dx, int accumulate, int threads, int isa, int kernel) { \
-        return ece408::run<T>(                                                                   \
-            problem, ece408::Direction::backward_data, &ece408::Kernel::suffix, strict,          \
-            w && dy && dx, threads, isa, kernel,                                                 \
-            [&](const ece408::Directions<T>& of, int useful) {                                   \
-                ece408::prepare(*problem, ece408::Direction::backward_data, dx, accumulate);     \
-                return of.backward_data(*problem, w, dy, dx, accumulate != 0, useful);           \
-            });                                                                                  \
+        ECE408_RUN(T, backward_data, of, strict, w, dy, nullptr, dx)                             \
     }                                                                                            \
     int ece408_backward_weight_##suffix(const ece408_problem* problem, const T* x, const T* dy,  \
                                         T* dw, int accumulate, int threads, int isa,             \
                                         int kernel) {                                            \
-        return ece408::run<T>(                                                                   \
-            problem, ece408::Direction::backward_weight, &ece408::Kernel::suffix, strict,        \
-            x && dy && dw, threads, isa, kernel,                                                 \
-            [&](const ece408::Directions<T>& of, int useful) {                                   \
-                ece408::prepare(*problem, ece408::Direction::backward_weight, dw, accumulate);   \
-                return of.backward_weight(*problem, x, dy, dw, accumulate != 0, useful);         \
-            });                                                                                  \
+        ECE408_RUN(T, backward_weight, of, strict, x, dy, nullptr, dw)                           \
     }
 
-ECE408_DEFINE(float, f32, false)
-ECE408_DEFINE(double, f64, false)
-ECE408_DEFINE(float, strict, true)
-
-int ece408_forward_f16(const ece408_problem* problem, const uint16_t* x, const uint16_t* w,
-                       const uint16_t* bias, uint16_t* y, int accumulate, int threads, int isa,
-                       int kernel) {
-    using namespace ece408;
-    if (!usable(problem, isa) || !x || !w || !y || threads < 1) return ECE408_INVALID;
-    return in_floats(
-        {x, outputs(*problem, Direction::backward_data)}, {w, weights(*problem)},
-        {bias, problem->filters}, {y, outputs(*problem, Direction::forward)}, accumulate != 0, threads,
-        isa, [&](const float* fx, const float* fw, const float* fbias, float* fy) {
-            return ece408_forward_f32(problem, fx, fw, fbias, fy, accumulate, threads, isa, kernel);
-        });
-}
-
-int ece408_backward_data_f16(const ece408_problem* problem, const uint16_t* w, const uint16_t* dy,
-                             uint16_t* dx, int accumulate, int threads, int isa, int kernel) {
-    using namespace ece408;
-    if (!usable(problem, isa) || !w || !dy || !dx || threads < 1) return ECE408_INVALID;
-    return in_floats(
-        {w, weights(*problem)}, {dy, outputs(*problem, Direction::forward)}, {nullptr, 0},
-        {dx, outputs(*problem, Direction::backward_data)}, accumulate != 0, threads, isa,
-        [&](const float* fw, const float* fdy, const float*, float* fdx) {
-            return ece408_backward_data_f32(problem, fw, fdy, fdx, accumulate, threads, isa, kernel);
-        });
-}
-
-int ece408_backward_weight_f16(const ece408_problem* problem, const uint16_t* x, const uint16_t* dy,
-                               uint16_t* dw, int accumulate, int threads, int isa, int kernel) {
-    using namespace ece408;
-    if (!usable(problem, isa) || !x || !dy || !dw || threads < 1) return ECE408_INVALID;
-    return in_floats(
-        {x, outputs(*problem, Direction::backward_data)},
-        {dy, outputs(*problem, Direction::forward)}, {nullptr, 0}, {dw, weights(*problem)},
-        accumulate != 0, threads, isa,
-        [&](const float* fx, const float* fdy, const float*, float* fdw) {
-            return ece408_backward_weight_f32(problem, fx, fdy, fdw, accumulate, threads, isa,
-                                              kernel);
-        });
-}
+ECE408_DEFINE(float, f32, f32, false)
+ECE408_DEFINE(double, f64, f64, false)
+ECE408_DEFINE(float, strict, strict, true)
+ECE408_DEFINE(uint16_t, f16, f32, false)
 
 int64_t ece408_packed_floats(const ece408_problem* problem, int isa, int kernel) {
     using namespace ece408;
@@ -265,7 +231,7 @@ int ece408_forward_packed(const ece408_problem* problem, const float* x, const f
     if (!usable(problem, isa) || !x || !w || !y || threads < 1) return ECE408_INVALID;
     const Kernel* const found = forward_kernel(problem, isa, kernel);
     if (!found || !found->forward_packed) return ECE408_UNSUPPORTED;
-    prepare(*problem, Direction::forward, y, 0);
+    prepare(*problem, Direction::forward, y, false);
     const int useful = useful_threads(*problem, threads);
     const int status = found->forward_packed(*problem, x, w, bias, packed,
                                              epilogue ? *epilogue : ece408_epilogue{}, y, useful);
