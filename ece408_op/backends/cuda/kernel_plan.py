@@ -47,6 +47,13 @@ class Launch:
     shared_bytes: int = 0
     blocks_per_processor: int = 0
 
+    @classmethod
+    def line(
+        cls, function: str, blocks: int, threads: int, arguments: tuple[str | int, ...], *more: int
+    ) -> Launch:
+        """Return a launch whose grid and blocks have one dimension."""
+        return cls(function, (blocks, 1, 1), (threads, 1, 1), arguments, *more)
+
 
 @dataclass(frozen=True)
 class ConstantCopy:

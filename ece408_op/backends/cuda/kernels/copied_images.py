@@ -89,14 +89,10 @@ class CopiedImages(Family):
 
     def plan(self, kernel: Code, problem: ConvProblem, layout: Moved, accumulate: bool) -> Plan:
         nbytes = _shared_bytes(problem, layout, layout.buffers)
-        launch = Launch(
-            "convolve",
-            (divide_up(problem.batch, layout.images) * (problem.filters // layout.group), 1, 1),
-            (self._threads(problem, layout), 1, 1),
-            ("y", "x", "w", "bias", problem.batch),
-            nbytes,
-            layout.blocks,
-        )
+        units = divide_up(problem.batch, layout.images) * (problem.filters // layout.group)
+        sizes, arguments = (nbytes, layout.blocks), ("y", "x", "w", "bias", problem.batch)
+        threads = self._threads(problem, layout)
+        launch = Launch.line("convolve", units, threads, arguments, *sizes)
         macros = (*defines(problem, layout, accumulate), ("SHARED_BYTES", nbytes))
         if self.hand_over:
             macros += (("REGISTERS", self._handed_over(problem, layout)),)

@@ -311,12 +311,8 @@ class Forward(_Gather):
         return rows * _of_group(problem)[1]
 
     def plan(self, kernel: Code, problem: ConvProblem, layout: Bands, accumulate: bool) -> Plan:
-        launch = Launch(
-            "convolve",
-            (_blocks(problem, self._shape(problem), layout), 1, 1),
-            (layout.threads, 1, 1),
-            ("y", "x", "w", "bias", problem.batch),
-        )
+        blocks, arguments = _blocks(problem, self._shape(problem), layout), ("y", "x", "w", "bias")
+        launch = Launch.line("convolve", blocks, layout.threads, (*arguments, problem.batch))
         macros = self._defines(problem, layout, accumulate, problem.bias)
         return Plan(kernel, macros, (launch,))
 
@@ -352,12 +348,8 @@ class BackwardData(_Gather):
         return rows * problem.stride[1] * _of_group(problem)[0]
 
     def plan(self, kernel: Code, problem: ConvProblem, layout: Bands, accumulate: bool) -> Plan:
-        launch = Launch(
-            "backward_data",
-            (_blocks(problem, self._shape(problem), layout), 1, 1),
-            (layout.threads, 1, 1),
-            ("dx", "w", "dy", problem.batch),
-        )
+        blocks, arguments = _blocks(problem, self._shape(problem), layout), ("dx", "w", "dy")
+        launch = Launch.line("backward_data", blocks, layout.threads, (*arguments, problem.batch))
         return Plan(kernel, self._defines(problem, layout, accumulate), (launch,))
 
 
@@ -408,18 +400,9 @@ class BackwardWeight(Forward):
         each = divide_up(units, max(1, divide_up(_WEIGHT_BLOCKS, groups)))
         slices = divide_up(units, each)
         parts = "workspace" if slices > 1 else "dw"
-        launch = Launch(
-            "backward_weight",
-            (groups * slices, 1, 1),
-            (layout.threads, 1, 1),
-            ("dw", parts, "x", "dy", problem.batch, slices, each),
-        )
-        add = Launch(
-            "reduce",
-            (divide_up(weights, 128), 1, 1),
-            (128, 1, 1),
-            ("dw", "workspace", "x", "dy", problem.batch, slices),
-        )
+        arguments = ("dw", parts, "x", "dy", problem.batch, slices)
+        launch = Launch.line("backward_weight", groups * slices, layout.threads, (*arguments, each))
+        add = Launch.line("reduce", divide_up(weights, 128), 128, arguments)
         return Plan(
             kernel,
             self._defines(problem, layout, accumulate),

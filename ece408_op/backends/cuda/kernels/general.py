@@ -123,12 +123,8 @@ class BackwardBias(_General):
         most = max(1, _WORKSPACE_BYTES // (8 * problem.filters))
         images = max(1, _BIAS_ELEMENTS // pixels, divide_up(problem.batch, most))
         slices = divide_up(problem.batch, images)
-        add = Launch(
-            "backward_bias",
-            (problem.filters * slices, 1, 1),
-            (_BIAS_THREADS, 1, 1),
-            ("workspace", "dy", problem.batch, images),
-        )
+        blocks, arguments = problem.filters * slices, ("workspace", "dy", problem.batch, images)
+        add = Launch.line("backward_bias", blocks, _BIAS_THREADS, arguments)
         return Plan(
             kernel,
             (*_defines(problem, layout, accumulate), ("BIAS_THREADS", _BIAS_THREADS)),
@@ -139,9 +135,8 @@ class BackwardBias(_General):
 
 def _reduce(output: str, elements: int, slices: int, others: tuple[str | int, ...] = ()) -> Launch:
     """Return the launch that adds up slices, with one thread per element."""
-    blocks = divide_up(elements, 256)
     arguments = (output, "workspace", *others, slices)
-    return Launch("reduce", (blocks, 1, 1), (256, 1, 1), arguments)
+    return Launch.line("reduce", divide_up(elements, 256), 256, arguments)
 
 
 def _launch(
@@ -154,15 +149,11 @@ def _launch(
     parts: int = 1,
     numbers: tuple[int, ...] = (),
 ) -> Launch:
-    blocks = divide_up(rows, tile.threads_r * tile.per_row)
+    blocks = problem.groups * parts * divide_up(rows, tile.threads_r * tile.per_row)
     blocks *= divide_up(columns, tile.threads_c * _PER_COLUMN)
-    return Launch(
-        function,
-        (blocks * problem.groups * parts, 1, 1),
-        # At least a warp, for any tile.
-        (tile.threads_r * tile.threads_c, 1, 1),
-        (*arrays, problem.batch, *numbers),
-    )
+    # At least a warp, for any tile.
+    threads = tile.threads_r * tile.threads_c
+    return Launch.line(function, blocks, threads, (*arrays, problem.batch, *numbers))
 
 
 def _defines(problem: ConvProblem, layout: Tile, accumulate: bool, bias: bool = False) -> Defines:

@@ -112,27 +112,17 @@ class Gemm(Family):
         # A gradient has no bias: the argument is unused.
         bias = "w" if self.backward else "bias"
         pixel_blocks = divide_up(length, 256) * made.sets * made.phases * slabs
+        shared = shared_bytes(made, layout)
 
         def launches(prepared: str, rows: int) -> tuple[Launch, ...]:
             """Return the launches that read packed weights from `prepared`; they also pack `rows`
             rows."""
             memory = (prepared, "workspace")
             arrays = (y, x, "w", bias, *memory, problem.batch, splits)
+            blocks, read = row_tiles * made.sets * made.jobs * tiles * splits, (*memory, x, "w")
             found = [
-                Launch(
-                    "lay_out",
-                    (rows + pixel_blocks, 1, 1),
-                    (256, 1, 1),
-                    (*memory, x, "w", problem.batch, rows),
-                ),
-                Launch(
-                    "multiply_tiles",
-                    (row_tiles * made.sets * made.jobs * tiles * splits, 1, 1),
-                    (THREADS, 1, 1),
-                    arrays,
-                    shared_bytes(made, layout),
-                    1,
-                ),
+                Launch.line("lay_out", rows + pixel_blocks, 256, (*read, problem.batch, rows)),
+                Launch.line("multiply_tiles", blocks, THREADS, arrays, shared, 1),
             ]
             if splits > 1:
                 positions = problem.batch * made.positions
@@ -142,13 +132,13 @@ class Gemm(Family):
 
         has_bias = problem.bias and not self.backward
         defines = (*gemm_grid.defines(problem, made, accumulate, has_bias), *layout.defines)
-        macros = (*defines, ("HALO", made.halo), ("SHARED_BYTES", shared_bytes(made, layout)))
+        macros = (*defines, ("HALO", made.halo), ("SHARED_BYTES", shared))
         nbytes = _workspace_bytes(made, layout, problem.batch, splits)
         of_weights = _weight_bytes(made, layout)
         alone = ("y", "y", "w", "w", problem.batch, rows)
         apart = Apart(
             of_weights,
-            Plan(kernel, macros, (Launch("lay_out", (rows, 1, 1), (256, 1, 1), alone),)),
+            Plan(kernel, macros, (Launch.line("lay_out", rows, 256, alone),)),
             Plan(kernel, macros, launches("prepared", 0), workspace_bytes=nbytes - of_weights),
         )
         whole = launches("workspace", rows)

@@ -107,35 +107,17 @@ class Gemm(Family):
         items = math.prod(_tiles(made, layout)) * splits
         strips = _strips(made, layout)
         planes = ("find_largest", "lay_out_planes") if strips > 1 else ("lay_out_planes",)
+        nbytes, batch = shared_bytes(made, layout), problem.batch
+        laid_out, read = batch * units * strips, ("workspace", "x", "dy", batch)
+        multiplied = ("workspace", batch, splits)
+        sums = problem.filters * divide_up(problem.w_shape[1], _added(problem))
         launches = (
-            *(
-                Launch(
-                    function,
-                    (problem.batch * units * strips, 1, 1),
-                    (layout.plane_threads, 1, 1),
-                    ("workspace", "x", "dy", problem.batch),
-                )
-                for function in planes
-            ),
-            Launch(
-                "multiply_positions",
-                (items, 1, 1),
-                (THREADS, 1, 1),
-                ("workspace", problem.batch, splits),
-                shared_bytes(made, layout),
-                1,
-            ),
-            Launch(
-                "add_up",
-                (problem.filters * divide_up(problem.w_shape[1], _added(problem)), 1, 1),
-                (256, 1, 1),
-                ("dw", "x", "dy", "workspace", problem.batch, parts),
-            ),
+            *(Launch.line(each, laid_out, layout.plane_threads, read) for each in planes),
+            Launch.line("multiply_positions", items, THREADS, multiplied, nbytes, 1),
+            Launch.line("add_up", sums, 256, ("dw", "x", "dy", "workspace", batch, parts)),
         )
-        macros = (
-            *(*gemm_grid.defines(problem, made, accumulate, bias=False), *layout.defines),
-            ("SHARED_BYTES", shared_bytes(made, layout)),
-        )
+        defines = gemm_grid.defines(problem, made, accumulate, bias=False)
+        macros = (*defines, *layout.defines, ("SHARED_BYTES", nbytes))
         nbytes = _workspace_bytes(made, layout, problem.batch, parts)
         return Plan(kernel, macros, launches, workspace_bytes=nbytes)
 

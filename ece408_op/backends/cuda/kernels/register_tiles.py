@@ -79,8 +79,8 @@ class RegisterTiles(Family):
         return (_Chunked(tile.rows, tile.block_filters, chunk),)
 
     def plan(self, kernel: Code, problem: ConvProblem, layout: Tile, accumulate: bool) -> Plan:
-        grid = (_tiles(problem, layout, _THREADS), 1, 1)
-        launch = Launch("convolve", grid, (_THREADS, 1, 1), ("y", "x", "w", "bias", problem.batch))
+        blocks, arguments = _tiles(problem, layout, _THREADS), ("y", "x", "w", "bias")
+        launch = Launch.line("convolve", blocks, _THREADS, (*arguments, problem.batch))
         return Plan(kernel, defines(problem, layout, accumulate), (launch,))
 
 
@@ -140,11 +140,9 @@ class ChannelAtomics(ChannelTree):
 
     def plan(self, kernel: Code, problem: ConvProblem, layout: _Chunked, accumulate: bool) -> Plan:
         elements = math.prod(problem.y_shape)
-        prepare = Launch(
-            "prepare", (divide_up(elements, 256), 1, 1), (256, 1, 1), ("y", "bias", elements)
-        )
+        prepare = Launch.line("prepare", divide_up(elements, 256), 256, ("y", "bias", elements))
         blocks = _tiles(problem, layout, _THREADS) * divide_up(problem.channels, layout.chunk)
-        add = Launch("convolve", (blocks, 1, 1), (_THREADS, 1, 1), ("y", "x", "w", problem.batch))
+        add = Launch.line("convolve", blocks, _THREADS, ("y", "x", "w", problem.batch))
         return Plan(kernel, defines(problem, layout, accumulate), (prepare, add))
 
 

@@ -32,13 +32,14 @@ class Naive(Family):
         return not_plain(problem)
 
     def plan(self, kernel: Code, problem: ConvProblem, layout: Layout, accumulate: bool) -> Plan:
-        launch = Launch(
-            "convolve",
-            (divide_up(math.prod(problem.y_shape), _THREADS), 1, 1),
-            (_THREADS, 1, 1),
-            ("y", "x", "w", "bias", *_sizes(problem)),
-        )
+        launch = _one_each(problem, "y", "x", "w", "bias")
         return Plan(kernel, layer_macros.output(problem.bias, accumulate), (launch,))
+
+
+def _one_each(problem: ConvProblem, *arrays: str) -> Launch:
+    """Return a launch of a thread for each output element."""
+    blocks = divide_up(math.prod(problem.y_shape), _THREADS)
+    return Launch.line("convolve", blocks, _THREADS, (*arrays, *_sizes(problem)))
 
 
 class ConstantWeights(Family):
@@ -59,12 +60,7 @@ class ConstantWeights(Family):
         return Plan(kernel, defines, (self._launch(problem),), (copy,))
 
     def _launch(self, problem: ConvProblem) -> Launch:
-        return Launch(
-            "convolve",
-            (divide_up(math.prod(problem.y_shape), _THREADS), 1, 1),
-            (_THREADS, 1, 1),
-            ("y", "x", "bias", *_sizes(problem)),
-        )
+        return _one_each(problem, "y", "x", "bias")
 
 
 class SharedTiles(ConstantWeights):
@@ -117,31 +113,22 @@ def _im2col_launches(
     problem: ConvProblem, first: int, images: int, depth: int, pixels: int
 ) -> tuple[Launch, Launch]:
     sizes = (problem.channels, problem.height, problem.width, *problem.kernel)
-    unroll = Launch(
-        "unroll",
-        (divide_up(images * depth * pixels, _THREADS), 1, 1),
-        (_THREADS, 1, 1),
-        ("workspace", "x", first, images, *sizes),
+    blocks, read = divide_up(images * depth * pixels, _THREADS), ("workspace", "x", first, images)
+    grid = (_matrix_tiles(problem) * images, 1, 1)
+    arguments = ("y", "w", "workspace", "bias", first, problem.filters, depth, pixels)
+    return (
+        Launch.line("unroll", blocks, _THREADS, (*read, *sizes)),
+        Launch("multiply", grid, (_TILE, _TILE, 1), arguments),
     )
-    multiply = Launch(
-        "multiply",
-        (_matrix_tiles(problem) * images, 1, 1),
-        (_TILE, _TILE, 1),
-        ("y", "w", "workspace", "bias", first, problem.filters, depth, pixels),
-    )
-    return unroll, multiply
 
 
 class ImplicitGemm(Naive):
     """A matrix product whose columns are gathered from the image."""
 
     def plan(self, kernel: Code, problem: ConvProblem, layout: Layout, accumulate: bool) -> Plan:
-        launch = Launch(
-            "convolve",
-            (_matrix_tiles(problem) * problem.batch, 1, 1),
-            (_TILE, _TILE, 1),
-            ("y", "x", "w", "bias", *_sizes(problem)[1:]),
-        )
+        grid = (_matrix_tiles(problem) * problem.batch, 1, 1)
+        arrays, sizes = ("y", "x", "w", "bias"), _sizes(problem)[1:]
+        launch = Launch("convolve", grid, (_TILE, _TILE, 1), (*arrays, *sizes))
         return Plan(kernel, layer_macros.output(problem.bias, accumulate), (launch,))
 
 
