@@ -11,7 +11,7 @@ from ..builder import Builder, Convolution, Operand
 from ..node_attributes import Attributes
 from ..terms import leaf
 from ..values import Value
-from .operator import Operator, axis_of, channels_of, check_planes
+from .operator import Operator, axis_of, channels_of, check_planes, without
 
 _LAYOUTS = {1: "NCW", 2: "NCHW"}
 
@@ -133,12 +133,6 @@ def _fully_connected(builder: Builder, attributes: Attributes, operands: list[Op
     return _checked(builder, Convolution(builder.node, False, shape, problem, x, w, bias))
 
 
-def _normalisation_why_not(attributes: Attributes) -> str | None:
-    if attributes.flag("output_mean_var"):
-        return "output_mean_var is not computed"
-    return None
-
-
 def _of_normalisation(attributes: Attributes) -> tuple[int, bool, float]:
     """Return the axis, whether gamma is 1, and epsilon."""
     fixed = attributes.flag("fix_gamma", True)
@@ -212,9 +206,8 @@ def _folded(
 
 
 OPERATORS = {
-    "Convolution": Operator(_convolution, _convolution_why_not),
-    "ece408_conv": Operator(_convolution, _convolution_why_not),
+    **dict.fromkeys(("Convolution", "ece408_conv"), Operator(_convolution, _convolution_why_not)),
     "Deconvolution": Operator(_deconvolution, _deconvolution_why_not),
     "FullyConnected": Operator(_fully_connected),
-    "BatchNorm": Operator(_normalisation, _normalisation_why_not),
+    "BatchNorm": Operator(_normalisation, without("output_mean_var")),
 }

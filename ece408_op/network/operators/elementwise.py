@@ -9,7 +9,7 @@ from ..builder import Builder, Convolution, Operand
 from ..host_arrays import RESULTS
 from ..node_attributes import Attributes
 from ..terms import leaf
-from .operator import Operator, channels_of
+from .operator import Operator, among, channels_of
 
 # Operators that are terms of the same name.
 _UNARY = (
@@ -42,11 +42,6 @@ def _activation(builder: Builder, attributes: Attributes, operands: list[Operand
     return builder.unary(operands[0], attributes.text("act_type", ""))
 
 
-def _activation_why_not(attributes: Attributes) -> str | None:
-    kind = attributes.text("act_type", "None")
-    return None if kind in _ACTIVATIONS else f"act_type {kind} is not computed"
-
-
 def _leaky(builder: Builder, attributes: Attributes, operands: list[Operand]) -> Operand:
     x, kind = operands[0], attributes.text("act_type", "leaky")
     slope = attributes.number("slope", 0.25)
@@ -64,11 +59,6 @@ def _leaky(builder: Builder, attributes: Attributes, operands: list[Operand]) ->
     constants = {"selu": (SELU_SCALE, SELU_ALPHA), "gelu": (math.sqrt(0.5),)}
     op = kind if kind in ("elu", "selu", "gelu") else "leaky"
     return builder.unary(x, op, *constants.get(kind, (slope,)))
-
-
-def _leaky_why_not(attributes: Attributes) -> str | None:
-    kind = attributes.text("act_type", "leaky")
-    return None if kind in _LEAKY else f"act_type {kind} is not computed"
 
 
 def _clip(builder: Builder, attributes: Attributes, operands: list[Operand]) -> Operand:
@@ -143,11 +133,6 @@ def _same(builder: Builder, attributes: Attributes, operands: list[Operand]) -> 
     return operands[0]
 
 
-def _dropout_why_not(attributes: Attributes) -> str | None:
-    mode = attributes.text("mode", "training")
-    return None if mode == "training" else f"mode {mode} is not computed"
-
-
 def _cast(builder: Builder, attributes: Attributes, operands: list[Operand]) -> Operand:
     x = operands[0]
     if attributes.text("dtype", "") == "float32":
@@ -165,17 +150,14 @@ OPERATORS = {
     **{name: _binary(name[1:].lower()) for name in ("_Mul", "_Div")},
     **dict.fromkeys(("_plus", "_Plus", "broadcast_plus"), _binary("add")),
     **dict.fromkeys(("_minus", "_Minus", "broadcast_minus"), _binary("sub")),
-    "Activation": Operator(_activation, _activation_why_not),
-    "LeakyReLU": Operator(_leaky, _leaky_why_not),
+    "Activation": Operator(_activation, among(_ACTIVATIONS, "act_type")),
+    "LeakyReLU": Operator(_leaky, among(_LEAKY, "act_type", "leaky")),
     "clip": Operator(_clip),
     "zeros_like": _unary("constant", 0.0),
     "ones_like": _unary("constant", 1.0),
     "hard_sigmoid": Operator(_hard_sigmoid),
-    "add_n": Operator(_sum_of_all),
-    "ElementWiseSum": Operator(_sum_of_all),
-    "Cast": Operator(_cast, _cast_why_not),
-    "cast": Operator(_cast, _cast_why_not),
-    **{name: Operator(_same) for name in ("identity", "_copy", "BlockGrad")},
-    "Dropout": Operator(_same, _dropout_why_not),
-    "stop_gradient": Operator(_same),
+    **dict.fromkeys(("add_n", "ElementWiseSum"), Operator(_sum_of_all)),
+    **dict.fromkeys(("Cast", "cast"), Operator(_cast, _cast_why_not)),
+    **dict.fromkeys(("identity", "_copy", "BlockGrad", "stop_gradient"), Operator(_same)),
+    "Dropout": Operator(_same, among(("training",), "mode", "training")),
 }

@@ -24,6 +24,21 @@ class Operator:
     why_not: WhyNot = lambda attributes: None
 
 
+def without(flag: str) -> WhyNot:
+    """Return the function that refuses this flag."""
+    return lambda attributes: f"{flag} is not computed" if attributes.flag(flag) else None
+
+
+def among(values: Sequence[str], name: str, default: str = "None") -> WhyNot:
+    """Return the function that refuses other values of the attribute `name`."""
+
+    def why_not(attributes: Attributes) -> str | None:
+        value = attributes.text(name, default)
+        return None if value in values else f"{name} {value} is not computed"
+
+    return why_not
+
+
 def axis_of(number: int, axes: int) -> int:
     """Return the number of an axis, counted from the end if negative. Raises `UnsupportedProblem`
     if the array has no such axis."""

@@ -8,7 +8,7 @@ from ...errors import UnsupportedProblem
 from ..builder import Builder, Operand, Windows
 from ..node_attributes import Attributes
 from ..values import Value
-from .operator import Operator, axis_of, check_planes
+from .operator import Operator, axis_of, check_planes, without
 
 _KINDS = ("max", "avg", "sum")
 
@@ -124,10 +124,6 @@ def _reduced(
     return builder.emit(builder.lowering.reduce(kind, *sizes, factor), y, {"x": x})
 
 
-def _reduce_why_not(attributes: Attributes) -> str | None:
-    return "exclude is not computed" if attributes.flag("exclude") else None
-
-
 def axes_of(attributes: Attributes, count: int) -> tuple[int, ...]:
     """Return the axes that a reduction of `count` axes reduces, in ascending order."""
     given = attributes.integers("axis", ()) or tuple(range(count))
@@ -139,7 +135,7 @@ def _reduce(kind: str) -> Operator:
         axes = axes_of(attributes, len(operands[0].shape))
         return reduced(builder, operands[0], axes, kind, attributes.flag("keepdims"))
 
-    return Operator(lower, _reduce_why_not)
+    return Operator(lower, without("exclude"))
 
 
 def _adaptive_why_not(attributes: Attributes) -> str | None:

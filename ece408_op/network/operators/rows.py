@@ -8,7 +8,7 @@ from typing import Callable
 from ...errors import UnsupportedProblem
 from ..builder import Builder, Operand
 from ..node_attributes import Attributes
-from .operator import Operator, axis_of
+from .operator import Operator, axis_of, without
 
 # Returns the first axis that is normalised, and the one after the last.
 _Part = Callable[[Attributes, int], "tuple[int, int]"]
@@ -29,11 +29,7 @@ def _softmax(part: _Part, logarithm: bool = False) -> Operator:
         plan = builder.lowering.softmax(*sizes, logarithm, 1 / temperature)
         return builder.emit(plan, y, {"x": x})
 
-    return Operator(lower, _softmax_why_not)
-
-
-def _softmax_why_not(attributes: Attributes) -> str | None:
-    return "use_length is not computed" if attributes.flag("use_length") else None
+    return Operator(lower, without("use_length"))
 
 
 def _one_axis(attributes: Attributes, axes: int) -> tuple[int, int]:
@@ -68,8 +64,7 @@ def _lrn(builder: Builder, attributes: Attributes, operands: list[Operand]) -> O
 OPERATORS = {
     "softmax": _softmax(_one_axis),
     "log_softmax": _softmax(_one_axis, logarithm=True),
-    "SoftmaxOutput": _softmax(of_labels),
-    "Softmax": _softmax(of_labels),
+    **dict.fromkeys(("SoftmaxOutput", "Softmax"), _softmax(of_labels)),
     "SoftmaxActivation": _softmax(_of_mode),
     "LRN": Operator(_lrn),
 }
