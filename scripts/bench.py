@@ -89,13 +89,11 @@ def parse():
         "--against PEER,PEER",
         f"of {', '.join(results.PEERS)}, or none (default: all that are installed)",
     )
-    parser.option("--repeat N", "timed runs of each (default: by WHAT, 5 to 50)", type=int)
-    parser.option("--batch-size N", "images at once (default: by WHAT)", type=int, nargs="+")
-    parser.option("--threads N", "threads of all (default: the usable cores)", type=int)
+    parser.option("--repeat N", "timed runs of each (default: by WHAT, 5 to 50)")
+    parser.option("--batch-size N", "images at once (default: by WHAT)", nargs="+")
+    parser.option("--threads N", "threads of all (default: the usable cores)")
     parser.option(
-        "--peer-python PYTHON",
-        "a Python with the peers (default: %(default)s)",
-        default="python3",
+        "--peer-python PYTHON", "a Python with the peers (default: %(default)s)", default="python3"
     )
     parser.add_argument(
         "--directions", nargs="+", choices=DIRECTIONS, default=DIRECTIONS, help="of layers"

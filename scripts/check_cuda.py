@@ -19,9 +19,7 @@ def main():
         help=f"of {', '.join(kernel.name for kernel in catalog.KERNELS)} (default: all)",
     )
     shared.add_gpu(parser)
-    parser.option(
-        "--random N", "random problems for each kernel (default: 200)", type=int, default=200
-    )
+    parser.option("--random N", "random problems for each kernel (default: 200)", default=200)
     parser.option("--small", "leave out the course's shapes and real numbers")
     parser.option("--bare", "without guard zones, for compute-sanitizer to watch")
     shared.add_output(parser)

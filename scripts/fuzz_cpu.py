@@ -63,10 +63,8 @@ class Workers:
 def main():
     parser = arguments.Parser(description=__doc__)
     parser.add_argument("count", nargs="?", type=int, default=300, help="problems (default: 300)")
-    parser.option("--seed N", "random seed (default: 408)", type=int, default=408)
-    parser.option(
-        "--jobs N", "processes (default: one per processor)", type=int, default=os.cpu_count()
-    )
+    parser.option("--seed N", "random seed (default: 408)", default=408)
+    parser.option("--jobs N", "processes (default: one per processor)", default=os.cpu_count())
     parser.option("--problem TEXT", "only this problem, as failures print it")
     parser.option("--library PATH", "another build of libece408_cpu.so", type=Path)
     options = parser.parse_args()

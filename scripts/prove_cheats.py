@@ -33,8 +33,8 @@ LAYER = {"cpu": "b60,c6,h40,w40,m16,k5", "cuda": "b200,c12,h33,w33,m24,k5"}
 def main():
     parser = arguments.Parser(description=__doc__)
     parser.add_argument("device", choices=NAMES)
-    parser.option("--runs N", "races (default: 20)", type=int, default=20)
-    parser.option("--copies N", "honest files (default: 10)", type=int, default=10)
+    parser.option("--runs N", "races (default: 20)", default=20)
+    parser.option("--copies N", "honest files (default: 10)", default=10)
     options.add_output(parser)
     given = parser.parse_args()
     counts, said = collections.Counter(), {}

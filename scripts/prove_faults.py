@@ -22,7 +22,7 @@ HEAD = ["program", "fault", "emulator", "compute-sanitizer"]
 
 def main():
     parser = arguments.Parser(description=__doc__)
-    parser.option("--jobs N", "programs at a time (default: 4)", type=int, default=4)
+    parser.option("--jobs N", "programs at a time (default: 4)", default=4)
     parser.option("--without-gpu", "the emulator alone")
     options.add_output(parser)
     given = parser.parse_args()

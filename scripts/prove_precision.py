@@ -30,13 +30,7 @@ def main():
     parser.add_argument(
         "networks", nargs="*", default=bench_request.cases("networks"), help="(default: all)"
     )
-    parser.option(
-        "--batch-size N",
-        "images at once (default: 1 32)",
-        type=int,
-        nargs="+",
-        default=[1, 32],
-    )
+    parser.option("--batch-size N", "images at once (default: 1 32)", nargs="+", default=[1, 32])
     shared.add_output(parser)
     options = parser.parse_args()
     rows = []

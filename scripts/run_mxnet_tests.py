@@ -7,7 +7,6 @@ MXNet's sources: https://github.com/apache/mxnet, tag 1.9.1, folder tests/python
 
 import signal
 import sys
-from pathlib import Path
 
 from studies import mxnet_tests
 from studies.options import add_output
@@ -26,14 +25,13 @@ def main():
 
 def _options():
     parser = arguments.Parser(description=__doc__)
-    parser.option(
-        "--sources DIR", "folder tests/python of MXNet's sources", type=Path, required=True
-    )
+    parser.option("--sources DIR", "folder tests/python of MXNet's sources", required=True)
     parser.option(
         "--files FILE",
         "test files below it, such as unittest/test_attr.py (default: all about networks or "
         "convolutions)",
         nargs="+",
+        type=str,
     )
     parser.option("--only PATTERN", "names of tests, with wildcards", default="*")
     parser.option(
@@ -41,9 +39,7 @@ def _options():
     )
     add_output(parser)
     parser.option(
-        "--own FILE",
-        "cache the outcomes with MXNet's own Convolution in this file, and reuse them",
-        type=Path,
+        "--own FILE", "cache the outcomes with MXNet's own Convolution in this file, and reuse them"
     )
     return parser.parse_args()
 

@@ -44,7 +44,7 @@ def _shown(ran):
 def main():
     parser = arguments.Parser(description=__doc__)
     parser.add_argument("kernels", nargs="*", metavar="KERNEL", help="(default: all)")
-    parser.option("--random N", "random problems for each kernel (default: 6)", type=int, default=6)
+    parser.option("--random N", "random problems for each kernel (default: 6)", default=6)
     parser.option("--tools TOOL,TOOL", "(default: all four)", default=",".join(sanitizer.TOOLS))
     shared.add_output(parser)
     options = parser.parse_args()

@@ -6,6 +6,7 @@ import argparse
 import difflib
 import re
 import sys
+from pathlib import Path
 from typing import Any, NoReturn
 
 from .. import settings
@@ -15,15 +16,21 @@ from ..errors import InvalidSize
 _UNKNOWN = re.compile(r"argument (\S+): invalid choice: '(.*)' \(choose from (.*)\)")
 
 
+_FLAG = {"action": "store_true"}
+# Types of values by their names in `Parser.option`.
+_TYPES = {"N": int, "FILE": Path, "DIR": Path, "PREFIX": Path}
+
+
 class Parser(argparse.ArgumentParser):
     """A parser that reports an error of the command line in one line."""
 
     def option(self, form: str, text: str, **more: Any) -> None:
         """Add an option, written as on the command line, such as "--repeat N"; one without a value
-        is a flag. `text` is its help."""
+        is a flag. `text` is its help. The value of N is a whole number, that of FILE, DIR and
+        PREFIX a path."""
         name, _, metavar = form.partition(" ")
-        kind = {"metavar": metavar} if metavar else {"action": "store_true"}
-        self.add_argument(name, help=text, **{**kind, **more})
+        kind: dict[str, Any] = {"metavar": metavar, "type": _TYPES.get(metavar)}
+        self.add_argument(name, help=text, **{**(kind if metavar else _FLAG), **more})
 
     def error(self, message: str) -> NoReturn:
         text = _suggestion(message) or f"{message}; --help lists the arguments"
@@ -66,12 +73,13 @@ def add_data(parser: Parser) -> None:
         "--data DIR",
         "folder with Fashion-MNIST's idx files (default: ECE408_DATA, the distribution's "
         "package, the cache, or a download)",
+        type=str,
     )
 
 
 def add_threads_and_data(parser: Parser) -> None:
     """Add `--threads` and `--data`."""
-    parser.option("--threads N", "threads to compute with (default: all usable cores)")
+    parser.option("--threads N", "threads to compute with (default: all usable cores)", type=str)
     add_data(parser)
 
 
@@ -91,7 +99,7 @@ def choose_gpu(options: argparse.Namespace) -> None:
 
 def add_repeat(parser: Parser, what: str) -> None:
     """Add `--repeat`; check its value with `check_repeat`."""
-    parser.option("--repeat N", f"{what} (default: %(default)s)", type=int, default=1)
+    parser.option("--repeat N", f"{what} (default: %(default)s)", default=1)
 
 
 def check_repeat(runs: int) -> None:
@@ -103,5 +111,7 @@ def check_repeat(runs: int) -> None:
 def add_batch_size(parser: Parser) -> None:
     """Add `--batch-size`."""
     parser.option(
-        "--batch-size N", "images in one forward pass (default: all; fewer need less memory)"
+        "--batch-size N",
+        "images in one forward pass (default: all; fewer need less memory)",
+        type=str,
     )

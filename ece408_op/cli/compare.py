@@ -66,11 +66,10 @@ def add(commands: Any) -> None:
     arguments.add_gpu(parser)
     arguments.add_threads_and_data(parser)
     arguments.add_repeat(parser, "make every run N times and print the median of each figure")
-    parser.option("--json FILE", "write machine, versions and every run to FILE", type=Path)
+    parser.option("--json FILE", "write machine, versions and every run to FILE")
     parser.option(
         "--plot FILE",
         f"draw op times and program times to FILE ({', '.join(comparison_plot.SUFFIXES)})",
-        type=Path,
     )
     parser.set_defaults(run=_run)
 

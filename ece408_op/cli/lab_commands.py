@@ -58,7 +58,7 @@ def _add_check(actions: Any) -> None:
         action="append",
         default=[],
     )
-    check.option("--seed N", "seed of the numbers and odd sizes (default: a secret one)", type=int)
+    check.option("--seed N", "seed of the numbers and odd sizes (default: a secret one)")
     _add_precision(check)
     _add_term(check, "whose layers decide (default: those of the file's form; odd sizes never do)")
     check.option(
@@ -79,7 +79,7 @@ def _add_check(actions: Any) -> None:
         help="order in which the emulator runs threads and blocks; --seed repeats a random one "
         "(default: usual)",
     )
-    check.option("--json FILE", "also write the verdicts to FILE", type=Path, dest="output")
+    check.option("--json FILE", "also write the verdicts to FILE", dest="output")
     check.set_defaults(run=lab.check)
 
 
@@ -108,7 +108,6 @@ def _add_time(actions: Any) -> None:
     timed.option(
         "--repeat N",
         "turns per contender: a call on the CPU, up to 128 on the GPU (default: 9)",
-        type=int,
         default=9,
     )
     timed.option(
@@ -134,7 +133,7 @@ def _add_time(actions: Any) -> None:
         f"{', '.join(occupancy.KNOWN)} (default: sm_90)",
         default="sm_90",
     )
-    timed.option("--json FILE", "also write every call to FILE", type=Path, dest="output")
+    timed.option("--json FILE", "also write every call to FILE", dest="output")
     timed.set_defaults(run=lab.time)
 
 
@@ -172,15 +171,14 @@ def _add_rank(actions: Any) -> None:
     )
     _add_layers(parser, "1000")
     _add_term(parser, "whose layers replace --layer")
-    parser.option("--repeat N", "turns per file (default: 5)", type=int, default=5)
+    parser.option("--repeat N", "turns per file (default: 5)", default=5)
     parser.option(
         "--output DIR",
         "folder for ranking.json, ranking.csv and ranking.html (default: ranking)",
-        type=Path,
         default=Path("ranking"),
     )
     parser.option("--again", "time all files again, and compare with last time")
-    parser.option("--jobs N", "files checked at a time (default: half the cores)", type=int)
+    parser.option("--jobs N", "files checked at a time (default: half the cores)")
     _add_precision(parser)
     arguments.add_gpu(parser, "several split the files to be checked")
     parser.set_defaults(run=lab_rank.rank)
@@ -197,7 +195,6 @@ def _add_layers(parser: arguments.Parser, batches: str) -> None:
     parser.option(
         "--batch-size N",
         f"images (may be repeated; default: {batches})",
-        type=int,
         action="append",
         default=[],
     )

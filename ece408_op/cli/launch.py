@@ -6,7 +6,6 @@ from __future__ import annotations
 import argparse
 import math
 import sys
-from pathlib import Path
 from typing import Any
 
 from ..errors import InvalidSetting
@@ -38,15 +37,12 @@ def add(commands: Any) -> None:
         epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.option("--workers N", "processes that train (default: 2, or one per host)", type=int)
-    parser.option(
-        "--servers N", "processes that sum gradients (default: 1, or one per host)", type=int
-    )
+    parser.option("--workers N", "processes that train (default: 2, or one per host)")
+    parser.option("--servers N", "processes that sum gradients (default: 1, or one per host)")
     parser.option(
         "--hosts FILE",
         "start them over ssh on these hosts: on each line a name and, if other hosts cannot "
         "reach that name, an IP address",
-        type=Path,
     )
     parser.option(
         "--ssh COMMAND",
@@ -54,9 +50,7 @@ def add(commands: Any) -> None:
         default=supervisor.SSH,
     )
     parser.option(
-        "--port N",
-        "the first of the ports to use, one for each process (default: free ones)",
-        type=int,
+        "--port N", "the first of the ports to use, one for each process (default: free ones)"
     )
     parser.option(
         "--connect-timeout SECONDS",

@@ -6,7 +6,6 @@ import argparse
 import contextlib
 import sys
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any
 
 from .. import dispatch, settings
@@ -77,9 +76,7 @@ def _add_milestone(commands: Any, each: Milestone) -> None:
         arguments.add_fast(parser)
     arguments.add_threads_and_data(parser)
     parser.option(
-        "--model-dir DIR",
-        "folder with the model's checkpoint (default: the shipped one)",
-        type=Path,
+        "--model-dir DIR", "folder with the model's checkpoint (default: the shipped one)"
     )
     parser.option(
         "--profile",

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-from pathlib import Path
 from typing import Any
 
 from tqdm import tqdm
@@ -19,7 +18,7 @@ def add(commands: Any) -> None:
     """Add `ece408 models`."""
     parser = arguments.add_command(commands, "models", "measure the shipped models")
     parser.option("--term TERM", "only this term's (may be repeated)", action="append")
-    parser.option("--output FILE", "also write models/README.md's text to FILE", type=Path)
+    parser.option("--output FILE", "also write models/README.md's text to FILE")
     arguments.add_data(parser)
     parser.set_defaults(run=_run)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 
 from .arguments import Parser
 
@@ -12,11 +11,9 @@ NAMES = ("json", "trace", "ncu")
 
 def add(parser: Parser) -> None:
     """Add `--json`, `--trace` and `--ncu`."""
-    parser.option("--json FILE", "write the profile, every activity of it, to FILE", type=Path)
+    parser.option("--json FILE", "write the profile, every activity of it, to FILE")
     parser.option(
-        "--trace FILE",
-        "write the time line to FILE in Chrome's trace format, for ui.perfetto.dev",
-        type=Path,
+        "--trace FILE", "write the time line to FILE in Chrome's trace format, for ui.perfetto.dev"
     )
     parser.option("--ncu", "add hardware counters: runs once more, under ncu")
 

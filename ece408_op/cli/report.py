@@ -29,10 +29,7 @@ def add(commands: Any) -> None:
         "report then says which.",
     )
     parser.option(
-        "--output DIR",
-        "folder to write to (default: %(default)s)",
-        type=Path,
-        default=Path("report"),
+        "--output DIR", "folder to write to (default: %(default)s)", default=Path("report")
     )
     parser.option(
         "--term TERM",
@@ -57,7 +54,6 @@ def add(commands: Any) -> None:
         "--kernels DIR",
         "a folder with versions of your own kernel, .cu, .cuh, .cc or .h, in the order of "
         "their names: adds a section on the change and gain of each",
-        type=Path,
     )
     parser.option(
         "--reuse",

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -45,10 +44,8 @@ def add(commands: Any) -> None:
         f"({_SWAPPED_HALF_ERROR:g} in float16 and TF32); prints their times, too",
     )
     parser.option("--image CxHxW", "with --verify, the images, such as 3x224x224")
-    parser.option("--batch-size N", "with --verify, images (default: 1)", type=int, default=1)
-    parser.option(
-        "--input FILE", "with --verify, images from a .npy file, of shape (N, C, H, W)", type=Path
-    )
+    parser.option("--batch-size N", "with --verify, images (default: 1)", default=1)
+    parser.option("--input FILE", "with --verify, images from a .npy file, of shape (N, C, H, W)")
     parser.set_defaults(run=_run)
 
 

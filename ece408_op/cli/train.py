@@ -31,14 +31,11 @@ def add(commands: Any) -> None:
         default=course_terms.BASELINE,
     )
     recipe = training.Recipe(course_terms.DEFAULT_TERM)
-    parser.option(
-        "--epochs N", f"passes over the training images (default: {recipe.epochs})", type=int
-    )
-    parser.option("--seed N", "default: %(default)s", type=int, default=recipe.seed)
+    parser.option("--epochs N", f"passes over the training images (default: {recipe.epochs})")
+    parser.option("--seed N", "default: %(default)s", default=recipe.seed)
     parser.option(
         "--batch-size N",
         "images in a step of all workers together (default: %(default)s)",
-        type=int,
         default=recipe.batch_size,
     )
     parser.option(
@@ -56,7 +53,7 @@ def add(commands: Any) -> None:
     arguments.add_gpu(
         parser, "train on it, several split the batch; needs MXNet's CUDA build, or --backend cuda"
     )
-    parser.option("--output DIR", "folder for the checkpoint (default: ./models/TERM)", type=Path)
+    parser.option("--output DIR", "folder for the checkpoint (default: ./models/TERM)")
     parser.option("--restart", "start over instead of continuing an interrupted run")
     arguments.add_data(parser)
     parser.set_defaults(run=_run)

@@ -57,7 +57,6 @@ def add(commands: Any) -> None:
     parser.option(
         "--batch-size N",
         "images at once (may be repeated; default: a shape's own, otherwise 100 and 10000)",
-        type=int,
         action="append",
         default=[],
     )
@@ -72,6 +71,7 @@ def add(commands: Any) -> None:
         "--kernel FILE",
         "measure the tunables of a CUDA file that declares its launch, '// ece408: tunable "
         "TILE = 8, 16, 32', and not this package's kernels; the file then runs with the best ones",
+        type=str,
     )
     parser.option("--gradients", "tune the gradients as well")
     parser.option(
@@ -81,8 +81,8 @@ def add(commands: Any) -> None:
     )
     parser.option("--force", "measure again what has been measured")
     arguments.add_gpu(parser, "several of one kind split the problems")
-    parser.option("--json FILE", "write every candidate's time to FILE", type=Path)
-    parser.option("--output FILE", "add the results to FILE instead of the cache", type=Path)
+    parser.option("--json FILE", "write every candidate's time to FILE")
+    parser.option("--output FILE", "add the results to FILE instead of the cache")
     parser.set_defaults(run=run)
 
 

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 from ece408_op.cli.arguments import Parser
 
 
 def add_output(parser: Parser) -> None:
     """Add `--output PREFIX`, for `results.show`."""
-    parser.option("--output PREFIX", "write PREFIX.md and PREFIX.json as well", type=Path)
+    parser.option("--output PREFIX", "write PREFIX.md and PREFIX.json as well")
 
 
 def add_gpu(parser: Parser) -> None:
-    parser.option("--gpu N", "number of the GPU (default: 0)", type=int, default=0)
+    parser.option("--gpu N", "number of the GPU (default: 0)", default=0)
