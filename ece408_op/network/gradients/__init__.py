@@ -121,7 +121,7 @@ class _Pass:
             self._found.get(each.node, {}).get(0) or tape.node("zeros_like", [each], {})
             for each in self._wanted
         ]
-        names, averages = self._averages()
+        names, averages = self._averages(needed)
         heads = (*self._heads, *gradients, *averages)
         graph = Graph(tuple(tape.nodes), heads)
         draws = self._seed is not None
@@ -230,10 +230,13 @@ class _Pass:
         nodes = [self._graph.nodes[gamma.node] for gamma in gammas]
         return tuple(dict.fromkeys(node.name for node in nodes if node.op == "null"))
 
-    def _averages(self) -> tuple[tuple[str, ...], list[Entry]]:
-        """Return the variables that are moving averages, and their new values."""
+    def _averages(self, needed: set[int]) -> tuple[tuple[str, ...], list[Entry]]:
+        """Return the variables that are moving averages, and their new values. As MXNet's, those of
+        normalisations that no wanted gradient passes through do not move."""
         tape, newest = self._tape, self._tape.newest
         for number, averages in reversed(tape.moving.items()):
+            if number not in needed or number not in self._found:
+                continue
             norm = tape.nodes[number]
             tape.name = norm.name
             momentum, epsilon = norm.read.number("momentum", 0.9), norm.read.number("eps", 1e-3)
