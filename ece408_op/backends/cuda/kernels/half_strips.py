@@ -105,18 +105,10 @@ class HalfStrips(Family):
 
     def plan(self, kernel: Code, problem: ConvProblem, layout: Strips, accumulate: bool) -> Plan:
         nbytes = shared_bytes(problem, self.parts, layout)
-        launch = Launch(
-            "convolve",
-            (
-                problem.batch * divide_up(problem.out_height, layout.strip_rows),
-                divide_up(problem.filters, 8 * layout.filter_tiles * layout.filter_turns),
-                1,
-            ),
-            (128 * layout.groups, 1, 1),
-            ("y", "x", "w", "bias", problem.batch),
-            nbytes,
-            layout.blocks,
-        )
+        units = problem.batch * divide_up(problem.out_height, layout.strip_rows)
+        sets = divide_up(problem.filters, 8 * layout.filter_tiles * layout.filter_turns)
+        grid, block, read = (units, sets, 1), (128 * layout.groups, 1, 1), ("y", "x", "w", "bias")
+        launch = Launch("convolve", grid, block, (*read, problem.batch), nbytes, layout.blocks)
         macros = (*defines(problem, layout, accumulate), ("SHARED_BYTES", nbytes))
         return Plan(kernel, (*macros, *layer_macros.window(problem)[2:]), (launch,))
 

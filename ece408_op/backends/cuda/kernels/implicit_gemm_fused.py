@@ -159,21 +159,13 @@ class Gemm(Family):
         parts = self.parts(problem)
         nbytes = shared_bytes(layout, parts)
         arguments = (*names, partial, problem.batch, splits)
-        launches = [
-            Launch(
-                "multiply_tiles",
-                (self.clusters(problem, layout, problem.batch) * layout.cluster * splits, 1, 1),
-                (_THREADS, 1, 1),
-                arguments,
-                nbytes,
-                # The number of resident clusters is no multiple of the cluster size.
-                layout.blocks if layout.cluster == 1 else 0,
-            )
-        ]
+        blocks = self.clusters(problem, layout, problem.batch) * layout.cluster * splits
+        # The number of resident clusters is no multiple of the cluster size.
+        sizes = (nbytes, layout.blocks if layout.cluster == 1 else 0)
+        launches = [Launch.line("multiply_tiles", blocks, _THREADS, arguments, *sizes)]
         elements = problem.groups * rows * columns
         if splits > 1:
-            blocks = divide_up(elements, 256)
-            launches.append(Launch("add_up", (blocks, 1, 1), (256, 1, 1), arguments))
+            launches.append(Launch.line("add_up", divide_up(elements, 256), 256, arguments))
         return Plan(
             kernel,
             (

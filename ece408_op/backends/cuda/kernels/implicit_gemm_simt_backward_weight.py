@@ -102,13 +102,9 @@ class ShortSums(Family):
         rows, columns, _ = _sizes(problem)
         of_tile, across = layout.tile
         nbytes = shared_bytes(layout)
-        launch = Launch(
-            "multiply_positions",
-            (divide_up(columns, across), divide_up(rows, of_tile), 1),
-            (layout.warps * 32, 1, 1),
-            ("dw", "x", "dy", problem.batch),
-            nbytes,
-        )
+        grid, block = (divide_up(columns, across), divide_up(rows, of_tile), 1), layout.warps * 32
+        arguments = ("dw", "x", "dy", problem.batch)
+        launch = Launch("multiply_positions", grid, (block, 1, 1), arguments, nbytes)
         macros = (
             *layer_macros.sizes(problem, "channels", "height", "width", "filters"),
             *layer_macros.window(problem),

@@ -93,14 +93,9 @@ class TensorCores(Family):
     def plan(self, kernel: Code, problem: ConvProblem, layout: Strips, accumulate: bool) -> Plan:
         units = problem.batch * divide_up(problem.out_height, layout.strip_rows)
         nbytes = _shared_bytes(problem, layout.filter_tiles, layout.strip_rows)
-        launch = Launch(
-            "convolve",
-            (units, divide_up(problem.filters, 8 * layout.filter_tiles), 1),
-            (32 * layout.warps, 1, 1),
-            ("y", "x", "w", "bias", problem.batch),
-            nbytes,
-            layout.blocks,
-        )
+        grid = (units, divide_up(problem.filters, 8 * layout.filter_tiles), 1)
+        block, read = (32 * layout.warps, 1, 1), ("y", "x", "w", "bias")
+        launch = Launch("convolve", grid, block, (*read, problem.batch), nbytes, layout.blocks)
         macros = (*defines(problem, layout, accumulate), ("SHARED_BYTES", nbytes))
         return Plan(kernel, macros, (launch,))
 
