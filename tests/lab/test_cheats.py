@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 from places import ROOT
 
-from ece408_op import settings
 from ece408_op.backends import kernel_file
 from ece408_op.lab import check as checking
 from ece408_op.lab import timing
@@ -62,12 +61,9 @@ LARGE = ConvProblem.parse("b60,c6,h40,w40,m16,k5")
 
 
 @pytest.fixture(scope="module")
-def lacking(kept):
+def lacking():
     """Return the protections that this machine lacks."""
-    with settings.override(cache=kept):
-        return checking.check(
-            kernel_file.find(str(CHEATS / "writes_nothing.cc")), PROBLEMS[:1]
-        ).lacking
+    return checking.check(kernel_file.find(str(CHEATS / "writes_nothing.cc")), PROBLEMS[:1]).lacking
 
 
 def test_every_cheat_is_tried():
@@ -80,13 +76,12 @@ def test_every_cheat_is_tried():
     "name",
     [name if name not in ALIKE else pytest.param(name, marks=pytest.mark.slow) for name in SAYS],
 )
-def test_a_cheat_is_found(name, kept, lacking):
+def test_a_cheat_is_found(name, lacking):
     # If the machine cannot prevent writes to files, it succeeds.
     if any(each.startswith("files" if name == "fills_the_disk" else "network") for each in lacking):
         pytest.skip("; ".join(lacking))
-    with settings.override(cache=kept):
-        file = kernel_file.find(str(CHEATS / f"{name}.cc"))
-        verdict = checking.check(file, PROBLEMS, call_seconds=2, memory=2 << 30)
+    file = kernel_file.find(str(CHEATS / f"{name}.cc"))
+    verdict = checking.check(file, PROBLEMS, call_seconds=2, memory=2 << 30)
     failures = [failure for group in verdict.groups for failure in group.failures]
     said = "\n".join([verdict.broken, *(failure.text for failure in failures)])
     assert not verdict.is_right
@@ -96,31 +91,29 @@ def test_a_cheat_is_found(name, kept, lacking):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("name", "says"), BESIDE_CHECKS.items())
-def test_what_cheats_only_where_it_is_timed_is_not_timed(kept, name, says):
-    with settings.override(cache=kept):
-        files = [kernel_file.find(str(CHEATS / f"{name}.cc"))]
-        assert checking.check(files[0], PROBLEMS).is_right
-        _, found = timing.measure(files, [(str(LARGE), LARGE)], 4)
+def test_what_cheats_only_where_it_is_timed_is_not_timed(name, says):
+    files = [kernel_file.find(str(CHEATS / f"{name}.cc"))]
+    assert checking.check(files[0], PROBLEMS).is_right
+    _, found = timing.measure(files, [(str(LARGE), LARGE)], 4)
     assert says in found.failure
     assert found.seconds == []
 
 
 @pytest.mark.slow
-def test_of_what_knows_the_course_only_it_is_told(kept):
-    with settings.override(cache=kept):
-        file = kernel_file.find(str(CHEATS / "knows_the_course.cc"))
-        verdict = checking.check(file)
+def test_of_what_knows_the_course_only_it_is_told():
+    file = kernel_file.find(str(CHEATS / "knows_the_course.cc"))
+    verdict = checking.check(file)
     assert verdict.is_right
     (odd,) = verdict.elsewhere
     assert (odd.name, odd.right) == (checking.ODD, 0)
     assert "nothing is written" in odd.failures[0].text
 
 
-def test_who_has_no_turn_rests(kept):
+def test_who_has_no_turn_rests():
     problem = PROBLEMS[0]
     x, w = (np.ones(shape, np.float32) for shape in (problem.x_shape, problem.w_shape))
     file = kernel_file.find(str(CHEATS / "slows_the_others.cc"))
-    with settings.override(cache=kept), Session(file) as session:
+    with Session(file) as session:
         y = session.forward(problem, x, w)
         assert (y == y.flat[0]).all()
         # A tick of the clock may coincide with the stop.
@@ -151,36 +144,31 @@ def _children():
     return Path(f"/proc/{os.getpid()}/task/{os.getpid()}/children").read_text().split()
 
 
-def test_no_process_and_no_folder_is_left(kept, tmp_path, monkeypatch):
+def test_no_process_and_no_folder_is_left(tmp_path, monkeypatch):
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    with settings.override(cache=kept):
-        for name in ("hangs", "starts_threads"):
-            checking.check(
-                kernel_file.find(str(CHEATS / f"{name}.cc")), PROBLEMS[:1], call_seconds=1
-            )
+    for name in ("hangs", "starts_threads"):
+        checking.check(kernel_file.find(str(CHEATS / f"{name}.cc")), PROBLEMS[:1], call_seconds=1)
     assert not list(tmp_path.glob("ece408-lab-*"))
     names = [Path(f"/proc/{child}/cmdline").read_bytes() for child in _children()]
     assert not [name for name in names if b"ece408_op.lab.worker" in name]
 
 
-def test_half_precision_is_right_where_it_is_allowed(kept):
-    with settings.override(cache=kept):
-        file = kernel_file.find(str(CHEATS / "half_precision.cc"))
-        strict = checking.check(file, PROBLEMS)
-        failures = [each.text for group in strict.groups for each in group.failures]
-        assert "real ones are off by" in failures[0]
-        assert strict.allowed_by in ("tf32", "float16")
-        verdict = checking.check(file, PROBLEMS, precision="float16")
-        assert verdict.is_right, verdict
-        assert verdict.error > 1e-5
-        wrong = kernel_file.find(str(CHEATS / "samples_pixels.cc"))
-        assert not checking.check(wrong, PROBLEMS, precision="float16").is_right
+def test_half_precision_is_right_where_it_is_allowed():
+    file = kernel_file.find(str(CHEATS / "half_precision.cc"))
+    strict = checking.check(file, PROBLEMS)
+    failures = [each.text for group in strict.groups for each in group.failures]
+    assert "real ones are off by" in failures[0]
+    assert strict.allowed_by in ("tf32", "float16")
+    verdict = checking.check(file, PROBLEMS, precision="float16")
+    assert verdict.is_right, verdict
+    assert verdict.error > 1e-5
+    wrong = kernel_file.find(str(CHEATS / "samples_pixels.cc"))
+    assert not checking.check(wrong, PROBLEMS, precision="float16").is_right
 
 
-def test_the_command_names_the_precision_by_which_a_file_is_right(run_here, kept):
-    with settings.override(cache=kept):
-        result = run_here("lab", "check", str(CHEATS / "tf32.cc"), "--problem", str(PROBLEMS[1]))
+def test_the_command_names_the_precision_by_which_a_file_is_right(run_here):
+    result = run_here("lab", "check", str(CHEATS / "tf32.cc"), "--problem", str(PROBLEMS[1]))
     assert result.returncode == 23
     lines = result.stdout.splitlines()
     assert lines[1] == "  given problems: 0 of 1 right"
@@ -188,11 +176,11 @@ def test_the_command_names_the_precision_by_which_a_file_is_right(run_here, kept
     assert "again: " not in result.stdout
 
 
-def test_the_number_of_a_process_that_has_ended_is_not_used(kept, monkeypatch):
+def test_the_number_of_a_process_that_has_ended_is_not_used(monkeypatch):
     problem = PROBLEMS[0]
     x, w = (np.ones(shape, np.float32) for shape in (problem.x_shape, problem.w_shape))
     file = kernel_file.find(str(CHEATS / "ends_the_process.cc"))
-    with settings.override(cache=kept), Session(file) as session:
+    with Session(file) as session:
         with pytest.raises(Ended, match="exit code 0"):
             session.forward(problem, x, w)
         signals = []

@@ -12,7 +12,6 @@ from cases import first
 from kernel_files import COURSE_2019, COURSE_2020, FORMS
 from places import ROOT
 
-from ece408_op import settings
 from ece408_op.backends import kernel_file
 from ece408_op.lab import check as checking
 from ece408_op.problem import ConvProblem
@@ -29,15 +28,14 @@ def _few_images(monkeypatch):
 
 
 @pytest.fixture
-def check(tmp_path, kept):
+def check(tmp_path):
     """Check a text as a file; return its verdict."""
 
     def checked(name, text, problems=(PROBLEM,), **keywords):
         path = tmp_path / name
         path.write_text(text)
-        with settings.override(cache=kept):
-            parsed = [ConvProblem.parse(each) for each in problems]
-            return checking.check(kernel_file.find(str(path)), parsed, **keywords)
+        parsed = [ConvProblem.parse(each) for each in problems]
+        return checking.check(kernel_file.find(str(path)), parsed, **keywords)
 
     return checked
 
@@ -173,11 +171,10 @@ def test_one_that_hangs_on_another_terms_layers_is_right(check):
         ],
     ),
 )
-def test_a_files_own_terms_decide(run_here, tmp_path, kept, name, old, new, options, says):
+def test_a_files_own_terms_decide(run_here, tmp_path, name, old, new, options, says):
     path = tmp_path / name
     path.write_text(FORMS[name].replace(old, new))
-    with settings.override(cache=kept):
-        result = run_here("lab", "check", str(path), *options)
+    result = run_here("lab", "check", str(path), *options)
     assert f"\n  verdict: {says}\n" in result.stdout
     assert result.returncode == (23 if says == "wrong" else 0)
     other = says not in ("right", "wrong")
@@ -199,7 +196,7 @@ def test_a_term_is_one_of_the_course(run_here, tmp_path):
     assert (result.returncode, result.stdout) == (16, "")
 
 
-def test_the_command(run_here, tmp_path, kept):
+def test_the_command(run_here, tmp_path):
     for name, starter in (("mine.cc", "cpu-new-forward.cc"), ("mine.h", "new-forward.h")):
         path = tmp_path / name
         result = run_here("lab", "new", str(path))
@@ -215,8 +212,7 @@ def test_the_command(run_here, tmp_path, kept):
     output = tmp_path / "verdicts.json"
     files = [str(tmp_path / "mine.cc"), str(wrong), str(broken)]
     options = ("--problem", PROBLEM, "--seed", "7", "--json", str(output))
-    with settings.override(cache=kept):
-        result = run_here("lab", "check", *files, *options)
+    result = run_here("lab", "check", *files, *options)
     assert result.returncode == 23, result.stderr
     right, second = result.stdout.split(str(tmp_path))[1:3]
     assert "given problems: 1 of 1 right" in right
@@ -292,12 +288,11 @@ def test_blank_lines_take_no_time_to_read(tmp_path):
     assert kernel_file.find(str(path)).form == "declared"
 
 
-def test_folders_are_checked_too(run_here, tmp_path, kept):
+def test_folders_are_checked_too(run_here, tmp_path):
     for name in ("ann/mine.cc", "bob/mine.cc"):
         (tmp_path / name).parent.mkdir()
         (tmp_path / name).write_text("void conv_forward_cpu( {")
-    with settings.override(cache=kept):
-        result = run_here("lab", "check", str(tmp_path), "--problem", "b3,c2,h9,w8,m4,k3")
+    result = run_here("lab", "check", str(tmp_path), "--problem", "b3,c2,h9,w8,m4,k3")
     assert result.stdout.count("verdict: wrong") == 2, result.stdout
     (tmp_path / "none").mkdir()
     result = run_here("lab", "check", str(tmp_path / "none"))

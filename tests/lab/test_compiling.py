@@ -9,7 +9,6 @@ import pytest
 from cases import first
 from kernel_files import COURSE_2020
 
-from ece408_op import settings
 from ece408_op.backends import kernel_file
 from ece408_op.backends.emulator.library import Emulation
 from ece408_op.errors import KernelCompileFailed
@@ -27,7 +26,7 @@ extern "C" __global__ void convolve(float *y, const float *x, const float *w) {{
 
 
 @pytest.fixture
-def check(tmp_path, kept):
+def check(tmp_path):
     """Check a text as a file of this name in a folder; return its verdict."""
     folder = tmp_path / "class"
     folder.mkdir()
@@ -39,8 +38,7 @@ def check(tmp_path, kept):
     def checked(text, name="mine.cc", **keywords):
         path = folder / name
         path.write_text(text)
-        with settings.override(cache=kept):
-            return checking.check(kernel_file.find(str(path)), [PROBLEM], **keywords)
+        return checking.check(kernel_file.find(str(path)), [PROBLEM], **keywords)
 
     return checked
 

@@ -8,7 +8,6 @@ import pytest
 from kernel_files import CUDA_FORMS
 from places import ROOT
 
-from ece408_op import settings
 from ece408_op.backends import kernel_file
 from ece408_op.backends.kernel_file import KernelFile
 from ece408_op.lab import check as checking
@@ -94,12 +93,6 @@ CHANGES = [
     ("(n >= rows", "(n >= (rows - 1)", "row 14, the last"),
     ("+ p) * K + q]", "+ K - 1 - p) * K + K - 1 - q]", "the kernel is turned round"),
 ]
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _kept(kept):
-    with settings.override(cache=kept):
-        yield
 
 
 @pytest.fixture(scope="module")

@@ -51,16 +51,15 @@ def folder(tmp_path_factory):
 
 
 @pytest.fixture
-def check(folder, kept):
+def check(folder):
     """Check a text as a file; return its verdict."""
 
     def checked(name, text, problems=PROBLEMS, emulation=CHECKED, folder=folder, **keywords):
         path = folder / name
         path.write_text(text)
-        with settings.override(cache=kept):
-            return checking.check(
-                kernel_file.find(str(path)), problems, emulation=emulation, **keywords
-            )
+        return checking.check(
+            kernel_file.find(str(path)), problems, emulation=emulation, **keywords
+        )
 
     return checked
 
@@ -279,13 +278,12 @@ PTX = "declared.cu:14: PTX (asm) cannot run without a GPU"
         ],
     ),
 )
-def test_what_is_not_here_is_no_fault_of_the_file(run_here, tmp_path, kept, name, old, new, says):
+def test_what_is_not_here_is_no_fault_of_the_file(run_here, tmp_path, name, old, new, says):
     text = DECLARED if name == "declared.cu" else UNROLLED
     (tmp_path / name).write_text(text.replace(old, new))
-    with settings.override(cache=kept):
-        path = str(tmp_path / name)
-        result = run_here("lab", "check", path, "--emulate")
-        counted = run_here("lab", "time", path, "--emulate", "--batch-size", "1")
+    path = str(tmp_path / name)
+    result = run_here("lab", "check", path, "--emulate")
+    counted = run_here("lab", "time", path, "--emulate", "--batch-size", "1")
     assert result.returncode == KernelNotSupported.exit_code
     assert f"stopped: {name}:" in result.stdout
     for each in (result, counted):
@@ -293,7 +291,7 @@ def test_what_is_not_here_is_no_fault_of_the_file(run_here, tmp_path, kept, name
     assert result.stdout.splitlines()[-1] == "  verdict: cannot be tried here"
 
 
-def test_what_no_compiler_takes_is_wrong(run_here, tmp_path, kept):
+def test_what_no_compiler_takes_is_wrong(run_here, tmp_path):
     """Also errors of the linker; both with their reason."""
     for new, says in (
         ("float sum = none;", "declared.cu:14: "),
@@ -302,8 +300,7 @@ def test_what_no_compiler_takes_is_wrong(run_here, tmp_path, kept):
         ("float sum = 0; void more(float *); more(0);", ": undefined reference to `"),
     ):
         (tmp_path / "declared.cu").write_text(DECLARED.replace("float sum = 0;", new))
-        with settings.override(cache=kept):
-            result = run_here("lab", "check", str(tmp_path / "declared.cu"), "--emulate")
+        result = run_here("lab", "check", str(tmp_path / "declared.cu"), "--emulate")
         assert result.returncode == 23
         assert says in _plain(result.stdout), new
         assert result.stdout.splitlines()[-1] == "  verdict: wrong"
@@ -323,13 +320,12 @@ COPY = next(n for n, each in enumerate(SMALL_CONSTANT.splitlines(), 1) if "// co
 TOO_SMALL = f"tiled.cu:{COPY}: failed CUDA call: copies 12544 bytes to or from Mask, which has 4096"
 
 
-def test_a_constant_for_its_own_layers_is_enough(run_here, tmp_path, kept):
+def test_a_constant_for_its_own_layers_is_enough(run_here, tmp_path):
     path = tmp_path / "tiled.cu"
     path.write_text(SMALL_CONSTANT)
-    with settings.override(cache=kept):
-        result = run_here("lab", "check", str(path), "--emulate", "--seed", "1")
-        path.write_text(SMALL_CONSTANT.replace("Mask[4096]", "Mask[1024]"))
-        wrong = run_here("lab", "check", str(path), "--emulate", "--seed", "1")
+    result = run_here("lab", "check", str(path), "--emulate", "--seed", "1")
+    path.write_text(SMALL_CONSTANT.replace("Mask[4096]", "Mask[1024]"))
+    wrong = run_here("lab", "check", str(path), "--emulate", "--seed", "1")
     assert result.returncode == 0, result.stdout
     assert result.stdout.splitlines()[-3:] == [
         "  emulator: 0 mistakes",
@@ -458,10 +454,9 @@ def test_a_constant_variable_has_room_for_what_is_copied_there(check):
 
 
 @pytest.mark.usefixtures("without_gpu")
-def test_the_command_says_that_it_emulates(run_here, folder, kept):
+def test_the_command_says_that_it_emulates(run_here, folder):
     (folder / "tiled.cu").write_text(FAULTY)
-    with settings.override(cache=kept):
-        result = run_here("lab", "check", str(folder / "tiled.cu"), "--problem", str(_of(21)))
+    result = run_here("lab", "check", str(folder / "tiled.cu"), "--problem", str(_of(21)))
     assert result.returncode == 23, result.stderr
     assert result.stderr.startswith("ece408: CUDA files are emulated on the CPU: no driver\n")
     assert "race between threads of a block (4 bytes): read here, and written by" in result.stdout
@@ -479,25 +474,23 @@ def test_a_random_order_shows_what_the_usual_one_hides(check):
 
 
 @pytest.mark.slow
-def test_the_command_repeats_a_random_order(run_here, tmp_path, kept):
+def test_the_command_repeats_a_random_order(run_here, tmp_path):
     path = tmp_path / "tiled.cu"
     path.write_text(TILED.replace("sum = 0;", "sum = threadIdx.x;"))
     command = ("lab", "check", str(path), "--problem", TEXTS[0], "--order", "random", "--fast")
-    with settings.override(cache=kept):
-        result = run_here(*command, "--seed", "7")
+    result = run_here(*command, "--seed", "7")
     assert result.returncode == 23, result.stderr
     assert "--seed 7 --order random\n" in result.stdout
 
 
-def test_time_counts_lines(run_here, tmp_path, kept):
+def test_time_counts_lines(run_here, tmp_path):
     path = tmp_path / "tiled.cu"
     path.write_text(SMALL_CONSTANT.replace("Mask[4096]", "Mask[1024]"))
     output = tmp_path / "counts.json"
     options = ("--batch-size", "1", "--emulate", "--arch", "sm_75", "--json", str(output))
     command = ("lab", "time", str(path))
-    with settings.override(cache=kept):
-        wrong = run_here(*command, "--layer", "fa20_2", *options)
-        result = run_here(*command, "1_naive", "--layer", "b1,c1,h9,w9,m2,k2", *options)
+    wrong = run_here(*command, "--layer", "fa20_2", *options)
+    result = run_here(*command, "1_naive", "--layer", "b1,c1,h9,w9,m2,k2", *options)
     assert f"tiled.cu, fa20_2, 1 images: {TOO_SMALL}" in " ".join(wrong.stdout.split())
     assert result.returncode == 0, result.stderr
     assert "tiled.cu, b1,c1,h9,w9,m2,k2, 1 images: counted, not timed" in result.stdout

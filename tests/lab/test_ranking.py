@@ -29,7 +29,7 @@ SLOW = "#include <unistd.h>\n" + COURSE_2020.replace(") {", ") {\n    usleep(200
 
 
 @pytest.fixture
-def folder(tmp_path, kept):
+def folder(tmp_path):
     """Return a folder with a class of four, and unrelated files."""
     folder = tmp_path / "class"
     for name, text in {
@@ -43,8 +43,7 @@ def folder(tmp_path, kept):
     }.items():
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_text(text)
-    with settings.override(cache=kept):
-        yield folder
+    return folder
 
 
 class Stopped(Exception):

@@ -14,7 +14,6 @@ import numpy as np
 import pytest
 
 import ece408_op
-from ece408_op import settings
 from ece408_op.backends import kernel_file
 from ece408_op.lab.session import Ended, Session
 from ece408_op.problem import ConvProblem
@@ -79,11 +78,11 @@ ALLOWED = """
 """
 
 
-def _computed(path, kept, calls=1, **keywords):
+def _computed(path, calls=1, **keywords):
     """Return a file's output in its last call."""
     x, w = (np.ones(shape, np.float32) for shape in (PROBLEM.x_shape, PROBLEM.w_shape))
     file = kernel_file.find(str(path))
-    with settings.override(cache=kept), Session(file, **keywords) as session:
+    with Session(file, **keywords) as session:
         if session.lacking:
             pytest.skip("; ".join(session.lacking))
         for _ in range(calls):
@@ -93,7 +92,7 @@ def _computed(path, kept, calls=1, **keywords):
 
 
 @pytest.fixture
-def tried(tmp_path, kept):
+def tried(tmp_path):
     """Evaluate expressions of C++ in a kernel file; return the error number of each, or 0."""
 
     def tried(expressions, before=""):
@@ -103,7 +102,7 @@ def tried(tmp_path, kept):
         ]
         path = tmp_path / "tries.cc"
         path.write_text("\n".join([HEAD, before, *lines, "}"]))
-        y = _computed(path, kept)
+        y = _computed(path)
         return [int(each) for each in y[: len(expressions)]]
 
     return tried
@@ -243,17 +242,17 @@ def test_root_gives_up_its_capabilities(tried):
     assert tried([asked], "unsigned header[2] = {0x20080522, 0}, held[6];") == [0]
 
 
-def test_shared_memory_keeps_its_size(kept, tmp_path):
+def test_shared_memory_keeps_its_size(tmp_path):
     """If it were truncated, the parent process would be ended by SIGBUS."""
     path = tmp_path / "cuts.cc"
     cuts = (
         "for (int i = 3; i < 1024; i++) { if (ftruncate(i, 0)) {} if (ftruncate(i, 1L << 50)) {} }"
     )
     path.write_text("".join([HEAD, cuts, "for (int i = 0; i < B * H * W; i++) y[i] = i; }"]))
-    np.testing.assert_array_equal(_computed(path, kept, calls=2), np.arange(400))
+    np.testing.assert_array_equal(_computed(path, calls=2), np.arange(400))
 
 
-def test_memory_behind_the_arrays_counts(kept, tmp_path):
+def test_memory_behind_the_arrays_counts(tmp_path):
     path = tmp_path / "fills.cc"
     # Written, and unmapped: Linux no longer counts it as the process's own.
     fills = """
@@ -271,7 +270,7 @@ def test_memory_behind_the_arrays_counts(kept, tmp_path):
     }"""
     path.write_text(HEAD + fills)
     with pytest.raises(Ended, match="takes more than 512 MiB of memory"):
-        _computed(path, kept, call_seconds=9, memory=512 << 20)
+        _computed(path, call_seconds=9, memory=512 << 20)
 
 
 KILLED = """
@@ -310,7 +309,7 @@ def test_a_killed_process_leaves_neither_process_nor_folder(number, tmp_path, mo
 
 
 @pytest.mark.slow
-def test_folders_within_folders_end_the_file_alone(kept, tmp_path, monkeypatch):
+def test_folders_within_folders_end_the_file_alone(tmp_path, monkeypatch):
     path = tmp_path / "nests.cc"
     nests = """
         if (chdir(getenv("TMPDIR"))) {}
@@ -320,7 +319,7 @@ def test_folders_within_folders_end_the_file_alone(kept, tmp_path, monkeypatch):
     (tmp_path / "temporary").mkdir()
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "temporary"))
     with pytest.raises(Ended, match="makes more than 1000 files"):
-        _computed(path, kept)
+        _computed(path)
     assert not list((tmp_path / "temporary").iterdir())
 
 
