@@ -1,7 +1,5 @@
 """Requests that cannot be met: a backend or a CUDA kernel."""
 
-from __future__ import annotations
-
 import contextlib
 from unittest.mock import Mock
 

@@ -1,7 +1,5 @@
 """The project's size limits: lines by room, lines of a file, bytes of a result."""
 
-from __future__ import annotations
-
 import collections
 import subprocess
 

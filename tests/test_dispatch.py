@@ -1,7 +1,5 @@
 """The choice of a backend by the arrays' device, and the settings of the CUDA backend."""
 
-from __future__ import annotations
-
 import sys
 
 import pytest

@@ -1,7 +1,5 @@
 """The transcripts of docs/first_hour.md: each command runs, and prints what the page shows."""
 
-from __future__ import annotations
-
 import os
 import re
 import shutil

@@ -1,7 +1,5 @@
 """docs/own_model.ipynb runs, and prints what it shows."""
 
-from __future__ import annotations
-
 import os
 import re
 import sys

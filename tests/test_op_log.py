@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 from ece408_op import op_times
 from ece408_op.op_log import OpTime, OpTimes, publish
 from ece408_op.problem import ConvProblem

@@ -1,7 +1,5 @@
 """`ConvProblem`: text form, validation, sizes and costs."""
 
-from __future__ import annotations
-
 from dataclasses import FrozenInstanceError
 
 import numpy as np

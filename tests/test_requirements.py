@@ -1,7 +1,5 @@
 """Requirements for pip."""
 
-from __future__ import annotations
-
 import re
 
 from packaging.requirements import Requirement

@@ -1,7 +1,5 @@
 """The package's types, as mypy sees them from a user's project."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 import venv

@@ -1,7 +1,5 @@
 """One word for one idea: sources and documents keep to the field's, not to those of before."""
 
-from __future__ import annotations
-
 import re
 import subprocess
 

@@ -1,7 +1,5 @@
 """The checker and the timer of CUDA kernels, as far as possible without a GPU."""
 
-from __future__ import annotations
-
 import dataclasses
 import importlib.util
 import sys

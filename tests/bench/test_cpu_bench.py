@@ -1,7 +1,5 @@
 """The CPU benchmark measures all contenders, and refuses to time an incorrect kernel."""
 
-from __future__ import annotations
-
 import dataclasses
 import os
 import sys

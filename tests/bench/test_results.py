@@ -1,7 +1,5 @@
 """Tables of results."""
 
-from __future__ import annotations
-
 from ece408_op.bench import results
 
 

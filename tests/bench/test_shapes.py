@@ -1,7 +1,5 @@
 """The named shapes."""
 
-from __future__ import annotations
-
 import pytest
 from cases import every
 

@@ -1,7 +1,5 @@
 """Bad input: one clear line on stderr, a specific exit code, no files left."""
 
-from __future__ import annotations
-
 import re
 import signal
 import subprocess

@@ -1,7 +1,5 @@
 """Colour on terminals: commands run under a pseudo-terminal."""
 
-from __future__ import annotations
-
 import os
 import pty
 import subprocess

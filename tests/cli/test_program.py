@@ -1,7 +1,5 @@
 """Programs whose streams are closed, full, or abandoned by their reader."""
 
-from __future__ import annotations
-
 import os
 import re
 import subprocess

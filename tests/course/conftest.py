@@ -1,7 +1,5 @@
 """Fixtures: a home without data, with a small fake set, or with the genuine Fashion-MNIST."""
 
-from __future__ import annotations
-
 import hashlib
 
 import pytest

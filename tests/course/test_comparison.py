@@ -1,7 +1,5 @@
 """`ece408 compare`: child processes are simulated by recorded outputs, except for one real run."""
 
-from __future__ import annotations
-
 import json
 import re
 import signal

@@ -1,7 +1,5 @@
 """models/README.md is true of the files beside it."""
 
-from __future__ import annotations
-
 import hashlib
 import re
 

@@ -1,7 +1,5 @@
 """A training job whose workers do not wait for each other."""
 
-from __future__ import annotations
-
 import kept_training
 import numpy as np
 import pytest

@@ -1,7 +1,5 @@
 """Programs with one fault each: it is found at its line; correct programs have no findings."""
 
-from __future__ import annotations
-
 import functools
 from pathlib import Path
 

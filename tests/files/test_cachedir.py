@@ -1,7 +1,5 @@
 """Files of the cache: private, whole, sealed, and cleaned after killed processes."""
 
-from __future__ import annotations
-
 import os
 import signal
 import stat

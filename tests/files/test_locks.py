@@ -1,7 +1,5 @@
 """Obstacles in the lock file's place: one error, and no waiting."""
 
-from __future__ import annotations
-
 import os
 import socket
 import threading

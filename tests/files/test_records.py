@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import json
 
 from ece408_op.files.records import to_json

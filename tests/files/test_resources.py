@@ -1,7 +1,5 @@
 """The location of kernels and models: in the package if installed, else in the checkout."""
 
-from __future__ import annotations
-
 import pytest
 
 from ece408_op.errors import CheckpointMissing, KernelsMissing

@@ -1,7 +1,5 @@
 """A fake clock."""
 
-from __future__ import annotations
-
 import functools
 import threading
 from collections import defaultdict

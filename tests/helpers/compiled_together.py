@@ -4,8 +4,6 @@ Most of a compiler's time for a kernel is start-up, headers and linking: a hundr
 file take a tenth of the time of a hundred files.
 """
 
-from __future__ import annotations
-
 import functools
 import re
 import tempfile

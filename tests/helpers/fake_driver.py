@@ -1,7 +1,5 @@
 """A fake driver that locks no pages, and records the memory passed to it."""
 
-from __future__ import annotations
-
 from ece408_op.errors import GpuFailed
 
 

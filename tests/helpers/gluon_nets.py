@@ -1,7 +1,5 @@
 """Small nets for the emulated GPU, and checks of them."""
 
-from __future__ import annotations
-
 import itertools
 import json
 

@@ -1,7 +1,5 @@
 """Networks computed by `network`, and by MXNet on the CPU."""
 
-from __future__ import annotations
-
 import numpy as np
 import operator_fuzz
 from compiled_together import MachineOfMany

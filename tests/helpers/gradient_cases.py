@@ -1,7 +1,5 @@
 """Networks with gradients: random arrays, MXNet's results, and ours."""
 
-from __future__ import annotations
-
 import numpy as np
 from gpu_networks import array
 

@@ -1,7 +1,5 @@
 """Symbols whose gradients are compared with MXNet's, on "data" of `SHAPE`."""
 
-from __future__ import annotations
-
 import numpy as np
 from gpu_networks import error
 

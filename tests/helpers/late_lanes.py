@@ -1,8 +1,6 @@
 """An emulated GPU whose lanes do work late, as a GPU's streams may: what overwrites an array too
 early, or reads it too early, gives wrong results."""
 
-from __future__ import annotations
-
 import contextlib
 import functools
 

@@ -1,7 +1,5 @@
 """A node of the compiled convolution, made and called as by MXNet with GPUs, without one."""
 
-from __future__ import annotations
-
 import ctypes
 
 from ece408_op.operator import compiled_operator

@@ -1,7 +1,5 @@
 """A single plan, run in the emulator."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from ece408_op.network.machines.emulated import emulated

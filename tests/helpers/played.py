@@ -1,7 +1,5 @@
 """Simulated output of a report's programs, on machines without a GPU and with one."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from subprocess import CompletedProcess
 

@@ -1,7 +1,5 @@
 """The default number of threads, from the available cores and the container's quota."""
 
-from __future__ import annotations
-
 import os
 
 import pytest

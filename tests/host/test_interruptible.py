@@ -1,7 +1,5 @@
 """Ctrl-C while MXNet computes."""
 
-from __future__ import annotations
-
 # The signal is delivered to the working thread, so it does not wake the main one.
 CODE = """
 import signal, threading, time

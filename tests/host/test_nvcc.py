@@ -1,7 +1,5 @@
 """The search for CUDA's compiler."""
 
-from __future__ import annotations
-
 import importlib.machinery
 
 import pytest

@@ -1,7 +1,5 @@
 """Every way to a false verdict in tests/cheats is detected, and harms nothing else."""
 
-from __future__ import annotations
-
 import os
 import signal
 import time

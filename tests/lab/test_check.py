@@ -1,7 +1,5 @@
 """Correct kernels are accepted, and verdicts on incorrect ones name the error and its place."""
 
-from __future__ import annotations
-
 import json
 import re
 import sys

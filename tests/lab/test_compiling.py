@@ -1,7 +1,5 @@
 """For a kernel file, the compiler reads only the file's own sources, and has limits."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 

@@ -1,7 +1,5 @@
 """CUDA files without a GPU: checked as on one, with the lines of their memory errors."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

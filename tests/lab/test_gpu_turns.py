@@ -1,7 +1,5 @@
 """Turns on the GPU, with a fake GPU and fake processes."""
 
-from __future__ import annotations
-
 import contextlib
 import itertools
 from types import SimpleNamespace

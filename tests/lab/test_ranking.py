@@ -1,7 +1,5 @@
 """Ranking of a folder of files: it can be resumed, and files do not affect each other."""
 
-from __future__ import annotations
-
 import contextlib
 import csv
 import datetime

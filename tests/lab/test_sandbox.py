@@ -1,7 +1,5 @@
 """A kernel file can only compute: everything else is refused."""
 
-from __future__ import annotations
-
 import errno
 import os
 import select

@@ -1,7 +1,5 @@
 """compute-sanitizer's reports become findings with lines; a tool watches the lab's process."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 

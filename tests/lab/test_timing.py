@@ -1,7 +1,5 @@
 """Calls are timed one by one in turns, and incorrect ones do not count."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

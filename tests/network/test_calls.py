@@ -1,7 +1,5 @@
 """Calls of a network in the emulator: weights that change, sizes, chunks, threads, errors."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from gpu_networks import Case, array, check_together, error, small

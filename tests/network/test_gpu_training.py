@@ -1,7 +1,5 @@
 """Training on a GPU, emulated: gradients, memory, random numbers, resident parameters."""
 
-from __future__ import annotations
-
 import gc
 import sys
 

@@ -1,7 +1,5 @@
 """Gradients of networks on the CPU, against MXNet's autograd and finite differences."""
 
-from __future__ import annotations
-
 import json
 import random
 from types import SimpleNamespace

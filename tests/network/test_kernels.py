@@ -1,8 +1,6 @@
 """Convolution kernels in networks: they change results in the epilogue, and leave gaps between
 images."""
 
-from __future__ import annotations
-
 import dataclasses
 
 import numpy as np

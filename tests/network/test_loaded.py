@@ -1,7 +1,5 @@
 """Networks from MXNet's files, on NumPy arrays."""
 
-from __future__ import annotations
-
 import threading
 from unittest import mock
 

@@ -1,7 +1,5 @@
 """Small whole networks on the CPU and in the emulator: exact on whole numbers, and as MXNet's."""
 
-from __future__ import annotations
-
 import pytest
 from cases import first
 from gpu_networks import NETWORKS, error, small

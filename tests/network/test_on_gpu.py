@@ -1,7 +1,5 @@
 """Whole networks on a real GPU."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Each operator on the CPU and in the emulator, against MXNet's on the CPU."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from gpu_networks import Case, check_together

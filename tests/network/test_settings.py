@@ -1,7 +1,5 @@
 """Small networks of every kind with every setting that affects networks."""
 
-from __future__ import annotations
-
 import pytest
 from gpu_networks import NETWORKS, error, small
 

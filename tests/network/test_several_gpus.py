@@ -1,7 +1,5 @@
 """Calls of a network whose images are divided among several GPUs, each emulated."""
 
-from __future__ import annotations
-
 import contextlib
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Kernels of training in the emulator, against float64 and the CPU's steps."""
 
-from __future__ import annotations
-
 import ctypes
 import itertools
 import math

@@ -1,7 +1,5 @@
 """Updates of weights on the emulated GPU, beside MXNet's optimizers."""
 
-from __future__ import annotations
-
 from contextlib import contextmanager
 
 import numpy as np

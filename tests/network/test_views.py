@@ -1,7 +1,5 @@
 """Layers whose results are reshaped, in every precision, for every kind of GPU."""
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 from types import SimpleNamespace

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import pytest
 
 from ece408_op.errors import InvalidProblem, UnsupportedProblem

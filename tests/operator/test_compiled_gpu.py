@@ -1,7 +1,5 @@
 """The compiled operator on a GPU, with a fake driver that records its calls."""
 
-from __future__ import annotations
-
 import contextlib
 import ctypes
 import struct

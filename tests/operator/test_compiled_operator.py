@@ -1,7 +1,5 @@
 """The compiled operator, used whenever MXNet runs our graphs without gradients."""
 
-from __future__ import annotations
-
 import json
 import time
 

@@ -1,7 +1,5 @@
 """Parameters in memory that is not MXNet's own: its owner writes to it, or it is read-only."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from gluon_nets import with_parameters_of

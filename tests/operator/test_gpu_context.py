@@ -1,7 +1,5 @@
 """The operator on MXNet's own GPU arrays: needs a GPU and MXNet's CUDA build."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from programs import together

@@ -1,7 +1,5 @@
 """Gradients against finite differences."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

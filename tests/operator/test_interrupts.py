@@ -1,7 +1,5 @@
 """Ctrl-C while MXNet calls Python about new shapes is raised in the main program."""
 
-from __future__ import annotations
-
 import json
 import re
 

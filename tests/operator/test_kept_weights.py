@@ -1,7 +1,5 @@
 """Packed weights that the compiled operator caches between calls: every change is noticed."""
 
-from __future__ import annotations
-
 import ctypes
 
 import numpy as np

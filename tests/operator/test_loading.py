@@ -1,7 +1,5 @@
 """Import of MXNet."""
 
-from __future__ import annotations
-
 import sys
 
 import pytest

@@ -1,7 +1,5 @@
 """Networks under `gpu()` if MXNet has no code for the GPU, which is simulated."""
 
-from __future__ import annotations
-
 import pytest
 
 import ece408_op

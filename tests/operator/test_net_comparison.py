@@ -1,7 +1,5 @@
 """Comparison of two networks: the difference of their outputs, and their times."""
 
-from __future__ import annotations
-
 import copy
 
 import numpy as np

@@ -1,8 +1,6 @@
 """Partition of networks: the parts that run on the GPU, in the emulator, and those left to the
 CPU."""
 
-from __future__ import annotations
-
 import json
 
 import numpy as np

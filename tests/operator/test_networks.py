@@ -1,7 +1,5 @@
 """Whole networks on the GPU, in the emulator, compared with MXNet's results on the CPU."""
 
-from __future__ import annotations
-
 import ctypes
 import gc
 import threading

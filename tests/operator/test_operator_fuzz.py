@@ -1,7 +1,5 @@
 """Random chains of operators on the GPU, in the emulator, compared with MXNet on the CPU."""
 
-from __future__ import annotations
-
 import os
 
 import operator_draws

@@ -1,7 +1,5 @@
 """Errors in MXNet's parameter server: the job ends."""
 
-from __future__ import annotations
-
 import sys
 
 import programs

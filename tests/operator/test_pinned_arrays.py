@@ -1,7 +1,5 @@
 """Page-locked arrays, with a driver that locks nothing, and a backend that allocates them."""
 
-from __future__ import annotations
-
 import copy
 import gc
 import multiprocessing

@@ -1,7 +1,5 @@
 """`precision`: an attribute, an option and a setting that permits less exact kernels."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 

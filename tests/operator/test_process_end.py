@@ -1,8 +1,6 @@
 """Programs that end while MXNet still computes with our operator: promptly, with their exit
 code."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """The operator in many calls, on many threads, and across forks."""
 
-from __future__ import annotations
-
 import time
 
 import numpy as np

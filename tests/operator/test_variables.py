@@ -1,7 +1,5 @@
 """The environment variables that MXNet reads."""
 
-from __future__ import annotations
-
 import pytest
 from cases import first
 

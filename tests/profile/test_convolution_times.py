@@ -1,7 +1,5 @@
 """Op times of MXNet's own convolutions."""
 
-from __future__ import annotations
-
 AFTER_A_FAILURE = """
 import json, sys
 from ece408_op.errors import NoUsableGpu

@@ -1,7 +1,5 @@
 """One sentence on a kernel's limit, from the GPU's counters."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

@@ -1,7 +1,5 @@
 """Profiles: their records, tables in nvprof's columns, and files."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import sys

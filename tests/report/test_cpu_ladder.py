@@ -1,7 +1,5 @@
 """Times of the CPU kernels in a report, from a separate process."""
 
-from __future__ import annotations
-
 import sys
 
 import programs

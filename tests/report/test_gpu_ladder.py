@@ -1,7 +1,5 @@
 """Times of the CUDA kernels in a report, on a fake GPU, and once on a real one."""
 
-from __future__ import annotations
-
 import contextlib
 from types import SimpleNamespace
 

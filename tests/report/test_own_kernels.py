@@ -1,7 +1,5 @@
 """A report's section on versions of a user's kernel."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 from pathlib import Path

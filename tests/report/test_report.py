@@ -3,8 +3,6 @@
 test_cpu_ladder.py runs the program that times kernels, course/test_comparison.py the milestones.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -1,7 +1,5 @@
 """A report's pictures: their content, on light and dark pages."""
 
-from __future__ import annotations
-
 import itertools
 import math
 import re

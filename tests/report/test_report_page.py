@@ -1,7 +1,5 @@
 """The report's page: one file, no network access, no foreign HTML."""
 
-from __future__ import annotations
-
 import re
 import shutil
 import subprocess

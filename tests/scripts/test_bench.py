@@ -1,7 +1,5 @@
 """scripts/bench.py: its measurements, files, and messages about peers."""
 
-from __future__ import annotations
-
 import ctypes
 import json
 import subprocess

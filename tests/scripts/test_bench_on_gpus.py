@@ -1,7 +1,5 @@
 """Measurements of scripts/bench.py on GPUs, with a fake GPU and fake networks."""
 
-from __future__ import annotations
-
 import contextlib
 from types import SimpleNamespace
 

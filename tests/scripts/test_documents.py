@@ -1,7 +1,5 @@
 """Measured times in documents, and the steps to add a CUDA kernel to the ladder."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess

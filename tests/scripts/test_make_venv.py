@@ -1,7 +1,5 @@
 """scripts/make_venv.sh chooses an interpreter, or gives advice."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 

@@ -1,7 +1,5 @@
 """compute-sanitizer's output for planted faults, beside the emulator's answers."""
 
-from __future__ import annotations
-
 import json
 import sys
 from pathlib import Path

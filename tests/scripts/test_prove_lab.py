@@ -1,7 +1,5 @@
 """The lab's verdicts beside an independent check's, for correct and incorrect files."""
 
-from __future__ import annotations
-
 import json
 import sys
 

@@ -1,7 +1,5 @@
 """Batch normalisation and its gradients, against float64."""
 
-from __future__ import annotations
-
 import ctypes
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Host memory copied by several threads: every byte, and no others."""
 
-from __future__ import annotations
-
 import itertools
 import mmap
 import platform

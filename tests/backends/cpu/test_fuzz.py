@@ -1,7 +1,5 @@
 """Every CPU kernel on random problems (`studies.cpu_fuzz`), with and without infinities and NaN."""
 
-from __future__ import annotations
-
 import dataclasses
 
 import numpy as np

@@ -3,8 +3,6 @@
 Arrays end at forbidden pages (`guarded`); outputs hold NaN initially.
 """
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Kernels in C++ files: both forms of the course run unchanged, and errors take one line."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from cases import first

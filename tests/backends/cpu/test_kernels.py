@@ -4,8 +4,6 @@ them.
 Arrays end at forbidden pages (`guarded`); outputs hold NaN initially (`harness`).
 """
 
-from __future__ import annotations
-
 import itertools
 from dataclasses import replace
 

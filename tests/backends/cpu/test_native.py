@@ -1,7 +1,5 @@
 """The compiled library: loading it, and the errors for its status codes."""
 
-from __future__ import annotations
-
 import mmap
 import re
 import subprocess

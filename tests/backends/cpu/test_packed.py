@@ -1,7 +1,5 @@
 """Convolutions with prepacked weights and with epilogues, on every instruction set of this CPU."""
 
-from __future__ import annotations
-
 import ctypes
 import dataclasses
 

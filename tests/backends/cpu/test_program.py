@@ -1,8 +1,6 @@
 """Each kind of step against NumPy in float64, for all instruction sets; every number of threads
 gives the same bits. Arrays are next to forbidden memory."""
 
-from __future__ import annotations
-
 import ctypes
 import itertools
 import math

@@ -1,7 +1,5 @@
 """The reference against an independent implementation in NumPy, and against finite differences."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from cases import every

@@ -1,7 +1,5 @@
 """The thread pool of the CPU kernels."""
 
-from __future__ import annotations
-
 import ctypes
 import os
 import threading

@@ -1,7 +1,5 @@
 """The backend `cuda` on a real GPU, through MXNet on the CPU: staged copies, bounds, failures."""
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import os

@@ -1,7 +1,5 @@
 """Kernels in CUDA files: every form compiles and is planned here, and is exact on a GPU."""
 
-from __future__ import annotations
-
 import dataclasses
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Load balancer: chunks of a call are assigned to GPUs by their speed in earlier calls."""
 
-from __future__ import annotations
-
 import pytest
 
 from ece408_op.backends.cuda.load_balancer import LoadBalancer, gpu_counts, ranges

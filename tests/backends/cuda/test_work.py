@@ -1,7 +1,5 @@
 """Cost of a call before its kernel starts."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 
 from ece408_op.backends.cuda import work

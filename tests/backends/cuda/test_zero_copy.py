@@ -1,7 +1,5 @@
 """Arrays already on the GPU: work prepared once runs on any of them."""
 
-from __future__ import annotations
-
 import numpy as np
 from fake_gpu import FakeGpu, FakeLane, FakeLoaded
 from harness import inputs

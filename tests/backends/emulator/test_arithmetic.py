@@ -1,7 +1,5 @@
 """Half precision and a warp's matrix functions round as a GPU does."""
 
-from __future__ import annotations
-
 import ctypes
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Counters of warps, for kernels with known counts."""
 
-from __future__ import annotations
-
 import pytest
 
 from ece408_op import settings

@@ -1,7 +1,5 @@
 """Our CUDA kernels without PTX, in the emulator: exact, and without findings."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from cases import first

@@ -1,7 +1,5 @@
 """A process that checks kernels, counts them, and runs them at full speed."""
 
-from __future__ import annotations
-
 import pytest
 
 from ece408_op.backends.emulator.library import MODES

@@ -1,8 +1,6 @@
 """Translation of CUDA to C++ with the same lines; unsupported features are reported with their
 line."""
 
-from __future__ import annotations
-
 import ctypes
 
 import pytest

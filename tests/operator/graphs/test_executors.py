@@ -1,7 +1,5 @@
 """Executors of graphs with our operator, without training and monitors."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

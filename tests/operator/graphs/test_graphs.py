@@ -1,7 +1,5 @@
 """Graphs with our operator resemble MXNet's own: shapes, attributes, names, partitions."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 

@@ -1,7 +1,5 @@
 """Guards of our operator beside oneDNN's: without them MXNet passes it freed memory."""
 
-from __future__ import annotations
-
 import json
 
 import numpy as np

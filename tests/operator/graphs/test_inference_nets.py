@@ -1,7 +1,5 @@
 """Networks with everything that belongs to a part, beside MXNet's own."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from cases import first

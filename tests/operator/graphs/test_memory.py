@@ -1,8 +1,6 @@
 """Executors and hybridized blocks leak no memory, neither Python objects nor the C library's
 heap."""
 
-from __future__ import annotations
-
 import ctypes
 import gc
 import sys

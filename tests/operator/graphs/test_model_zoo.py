@@ -1,7 +1,5 @@
 """MXNet's model zoo before and after `swap`: every layer, every way to run it."""
 
-from __future__ import annotations
-
 import contextlib
 import ctypes
 import os

@@ -1,7 +1,5 @@
 """Hybridized blocks whose nodes run in parts, beside the same blocks of MXNet's own layers."""
 
-from __future__ import annotations
-
 import json
 import sys
 import threading

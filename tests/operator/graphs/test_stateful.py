@@ -1,7 +1,5 @@
 """Random nets whose parameters are written in every way between calls (see `stateful`)."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 

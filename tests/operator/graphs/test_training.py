@@ -1,8 +1,6 @@
 """Training by the compiled operators, in executors, hybridized blocks and recorded calls, beside
 MXNet's own."""
 
-from __future__ import annotations
-
 import json
 
 import numpy as np

@@ -1,7 +1,5 @@
 """The catalog of CUDA kernels: its claims, and a kernel for every problem."""
 
-from __future__ import annotations
-
 import dataclasses
 import itertools
 import math

@@ -1,7 +1,5 @@
 """Kernels that repack images in half precision: their plans, and out-of-range numbers."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

@@ -1,7 +1,5 @@
 """CUDA kernels on a GPU, by the checker of scripts/check_cuda.py; and incorrect kernels."""
 
-from __future__ import annotations
-
 import dataclasses
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Short sums: sizes shared by host and kernels, and errors of each element."""
 
-from __future__ import annotations
-
 import dataclasses
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Results of tuning: stored, found for the nearest batch, and ignored when outdated."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 from concurrent.futures import ThreadPoolExecutor

@@ -1,7 +1,5 @@
 """Lanes of a GPU with a fake driver: which memory is reused."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 
 import numpy as np

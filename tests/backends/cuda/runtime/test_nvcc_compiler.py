@@ -1,7 +1,5 @@
 """nvcc and the cache of its output, without a GPU."""
 
-from __future__ import annotations
-
 import itertools
 import os
 import re

@@ -1,7 +1,5 @@
 """Page-locked arrays, from a driver that locks nothing."""
 
-from __future__ import annotations
-
 import ctypes
 import os
 from unittest.mock import Mock

@@ -1,7 +1,5 @@
 """Staging with a fake GPU: chunks, lanes, sums and bounds."""
 
-from __future__ import annotations
-
 import dataclasses
 import threading
 import time
