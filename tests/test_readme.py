@@ -1,7 +1,5 @@
 """The commands and lists in README.md and docs/manual.md are correct."""
 
-from __future__ import annotations
-
 import json
 import re
 import statistics

@@ -1,7 +1,5 @@
 """Training by several processes: real jobs of MXNet's parameter server, on few images."""
 
-from __future__ import annotations
-
 import os
 import signal
 import time

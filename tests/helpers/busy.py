@@ -1,7 +1,5 @@
 """Other processes that keep the machine busy."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import subprocess

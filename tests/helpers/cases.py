@@ -1,7 +1,5 @@
 """One test for many cases, which reports all that fail."""
 
-from __future__ import annotations
-
 import functools
 import inspect
 import itertools

@@ -1,7 +1,5 @@
 """Small fake files of Fashion-MNIST."""
 
-from __future__ import annotations
-
 import gzip
 import struct
 from pathlib import Path

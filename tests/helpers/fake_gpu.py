@@ -1,7 +1,5 @@
 """A fake GPU: its memory is the host's, and its kernels are the reference backend's."""
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import os

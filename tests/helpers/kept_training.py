@@ -1,8 +1,6 @@
 """`ece408 train` that saves the final state of each process in the folder given first: parameters
 in float32, the loss of each step, and the accuracy on rank 0, else -1."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

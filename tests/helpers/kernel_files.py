@@ -1,8 +1,6 @@
 """Correct kernels in files: the course's forms for the CPU and for CUDA, and one that declares its
 launch."""
 
-from __future__ import annotations
-
 from ece408_op.files.resources import kernels_dir
 
 

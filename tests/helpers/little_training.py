@@ -1,7 +1,5 @@
 """`kept_training` on a few images whose brightness reveals their label."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from pathlib import Path

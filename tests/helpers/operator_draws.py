@@ -3,8 +3,6 @@
 A new operator needs an entry in `NODES`.
 """
 
-from __future__ import annotations
-
 import functools
 from dataclasses import dataclass, field
 from typing import Any, Callable

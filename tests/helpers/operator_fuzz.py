@@ -4,8 +4,6 @@ python tests/helpers/operator_fuzz.py --cases 500 --seed 1 --jobs 2
 python tests/helpers/operator_fuzz.py --seed 1 --case 17
 """
 
-from __future__ import annotations
-
 import argparse
 import collections
 import contextlib

@@ -1,7 +1,5 @@
 """Windows of MXNet's Pooling: odd sizes, borders, overlaps, gaps, and truncated ones."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any
 

@@ -8,8 +8,6 @@ result must equal that of MXNet's own convolution on copies of the current array
 python tests/helpers/stateful.py --steps 50000 --jobs 2
 """
 
-from __future__ import annotations
-
 import argparse
 import contextlib
 import sys

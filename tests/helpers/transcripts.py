@@ -1,7 +1,5 @@
 """Comparison of printed output with the transcripts in documents."""
 
-from __future__ import annotations
-
 import re
 
 _NUMBER = r"\d[\d.,]*(?:e-?\d+)?"

@@ -14,16 +14,13 @@ print([(name, before.get(name), value) for name, value in os.environ.items()
 """
 
 
-@pytest.mark.parametrize(
-    ("start", "value"),
-    first(
-        1,
-        [
-            ("os.environ.pop('NNVM_EXEC_MATCH_RANGE', None)", ""),
-            ("os.environ['NNVM_EXEC_MATCH_RANGE'] = '8'", "8"),
-        ],
-    ),
-)
+STARTS = [
+    ("os.environ.pop('NNVM_EXEC_MATCH_RANGE', None)", ""),
+    ("os.environ['NNVM_EXEC_MATCH_RANGE'] = '8'", "8"),
+]
+
+
+@pytest.mark.parametrize(("start", "value"), first(1, STARTS))
 def test_no_variable_is_added_once_mxnet_may_compute(run_python, start, value):
     """A new variable may move the environment, which MXNet's threads read in every operator."""
     result = run_python(f"import os\n{start}\n{BIND}")

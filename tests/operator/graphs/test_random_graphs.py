@@ -1,7 +1,5 @@
 """Random networks with our operator, in every way that MXNet runs them, beside MXNet's own."""
 
-from __future__ import annotations
-
 import os
 
 import pytest

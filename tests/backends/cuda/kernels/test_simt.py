@@ -16,7 +16,6 @@ from ece408_op.errors import KernelCompileFailed
 from ece408_op.problem import ConvProblem
 
 NAMES = ("pointwise_simt", "pointwise_simt_backward_data", "implicit_gemm_simt_backward_weight")
-FUSED = "implicit_gemm_fused"
 
 
 PARTS = "b4,c3,h20,w21,m24,k3,p1,bias"

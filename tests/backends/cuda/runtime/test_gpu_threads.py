@@ -1,7 +1,5 @@
 """Threads of GPUs: each GPU's work runs in a separate thread, on nearby cores."""
 
-from __future__ import annotations
-
 import os
 import threading
 import time
