@@ -51,7 +51,7 @@ def write(prefix: Path, title: str, text: str, content: dict[str, Any]) -> None:
     Raises `CacheUnwritable` if that fails."""
     date = datetime.datetime.now().astimezone().isoformat(timespec="seconds")
     command, about = _command(), machine()
-    header = ", ".join(f"{key} {_plain(value)}" for key, value in about.items())
+    header = markdown.listed(about)
     whole = f"# {title}\n\n    {command}\n\n{date}: {header}\n\n{text}\n"
     document = {"command": command, "date": date, "machine": about, **content}
     for suffix, each in ((".md", whole), (".json", to_json(document))):
@@ -61,10 +61,6 @@ def write(prefix: Path, title: str, text: str, content: dict[str, Any]) -> None:
 def _command() -> str:
     """Return this process's command line; absolute paths are cut to their last part."""
     return shlex.join(Path(each).name if each.startswith("/") else each for each in sys.argv)
-
-
-def _plain(value: Any) -> str:
-    return " and ".join(value) if isinstance(value, list) else str(value)
 
 
 def load(path: Path) -> dict[str, Any]:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from ..errors import InvalidSetting
+from ..files.markdown import listed
 
 # Minimum runs per side for a significance test, and its significance level.
 _ENOUGH = 4
@@ -49,7 +50,7 @@ def _read(path: Path, name: str) -> Side:
     try:
         document = json.loads(path.read_text(encoding="utf-8"))
         machine = {key: document["machine"].get(key) for key in _ABOUT}
-        about = ", ".join(f"{key} {_plain(value)}" for key, value in machine.items() if value)
+        about = listed({key: value for key, value in machine.items() if value})
         figures = _medians(document) if "rows" in document else _samples(document)
         return Side(name, f"{document['date']}: {about}", figures, "rows" in document)
     except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
@@ -57,10 +58,6 @@ def _read(path: Path, name: str) -> Side:
             f"{path} is not a file that `ece408 compare --json` or scripts/bench.py has written "
             f"({type(error).__name__}: {error})"
         ) from None
-
-
-def _plain(value: Any) -> str:
-    return " and ".join(value) if isinstance(value, list) else str(value)
 
 
 def _medians(document: Mapping[str, Any]) -> dict[Key, list[float]]:

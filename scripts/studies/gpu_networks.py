@@ -163,7 +163,7 @@ def measure(name: str, batch: int, peer: Peer | None, request: Request) -> Row:
             for variant in _VARIANTS:
                 peer.ask(run=variant, to=files[3], images=ours.checked().tolist())
                 errors[f"torch {variant}"] = zoo.error(np.load(files[3]), expected)
-                calls[f"torch {variant}"] = functools.partial(_pass, peer, variant)
+                calls[f"torch {variant}"] = functools.partial(peer.ms, run=variant)
         for devices in request.devices:
             who = f"{OURS} on GPUs {devices}"
             calls[who] = functools.partial(_elapsed_on, devices, ours)
@@ -199,10 +199,6 @@ def _after_another(call: Any) -> float:
     """Time a call that immediately follows another."""
     call()
     return call()
-
-
-def _pass(peer: Peer, variant: str) -> float:
-    return peer.ask(run=variant)["ms"]
 
 
 def steps_table(steps: list[Step]) -> str:

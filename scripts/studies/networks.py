@@ -84,7 +84,7 @@ def measure(name: str, batch: int, engines: Mapping[str, Engines], request: Requ
         for engine, peer in engines.items():
             peer.ask(run=engine, to=str(found))
             error = max(error, zoo.error(np.load(found), expected))
-            calls[engine] = functools.partial(_pass, peer, engine)
+            calls[engine] = functools.partial(peer.ms, run=engine)
         times = cpu_timer.interleaved(
             {who: functools.partial(_after_others, call) for who, call in calls.items()},
             request.repeat,
@@ -104,7 +104,3 @@ def _after_others(call: Callable[[], float]) -> float:
     while time.perf_counter() < awake:
         call()
     return call()
-
-
-def _pass(peer: Engines, engine: str) -> float:
-    return peer.ask(run=engine)["ms"]

@@ -198,13 +198,9 @@ def _peers(
         return {}
     files = zoo.export(stock.net, folder, x=stock.x, labels=stock.labels)
     peer.ask(**files, **_OPTIMIZER)
-    return {f"torch {each}": functools.partial(_torch, peer, each, steps) for each in variants}
+    return {f"torch {each}": functools.partial(peer.ms, run=each, steps=steps) for each in variants}
 
 
 def _apart(stock: Network, ours: Network) -> float:
     """Return the largest difference of a step's losses, relative to the first."""
     return max(abs(a - b) for a, b in zip(stock.losses, ours.losses)) / stock.losses[0]
-
-
-def _torch(peer: process.Peer, variant: str, steps: int) -> float:
-    return peer.ask(run=variant, steps=steps)["ms"]

@@ -69,6 +69,10 @@ class Peer:
             print(json.dumps(request), file=self._process.stdin, flush=True)
         return self._line()
 
+    def ms(self, **request: Any) -> float:
+        """Return the time in the answer, in ms. Raises what `ask` does."""
+        return self.ask(**request)["ms"]
+
     def _line(self) -> dict[str, Any]:
         assert self._process.stdout is not None
         line = self._process.stdout.readline()
