@@ -321,27 +321,6 @@ def _sizes(traced: _Traced, data: list[Any]) -> _Sizes:
     return _Sizes(inputs, types)
 
 
-class _Operator:
-    """A network's graph, with or without parts, executed by MXNet."""
-
-    def __init__(self, traced: _Traced, symbol: Any) -> None:
-        from mxnet import nd
-
-        self._traced = traced
-        self._names = symbol.list_inputs()
-        data = [n for n, name in enumerate(self._names) if name not in traced.parameters]
-        others = [n for n, name in enumerate(self._names) if name in traced.parameters]
-        self._op = nd.CachedOp(symbol, [("data_indices", data), ("param_indices", others)])
-
-    def __call__(self, data: Sequence[Any], sizes: _Sizes) -> list[Any]:
-        from mxnet import nd
-
-        labels = {name: nd.zeros(sizes.inputs[name]) for name in self._traced.labels}
-        given = {**self._traced.parameters, **dict(zip(self._traced.data, data)), **labels}
-        outputs = self._op(*(given[name] for name in self._names))
-        return outputs if isinstance(outputs, list) else [outputs]
-
-
 def _as_floats(arrays: Sequence[Any]) -> list[Any]:
     """Return the arrays with pixels converted as MXNet's layers expect."""
     return [array.astype(np.float32) if _is_pixels(array) else array for array in arrays]
@@ -482,7 +461,6 @@ class _OfSymbol(_Source):
         # The user's own dicts, read at each call.
         self._parameters = parameters
         self._traced: _Traced | None = None
-        self._op: Any = None
 
     def trace(self, arrays: Sequence[Any]) -> _Traced:
         symbol = self._symbol
@@ -504,11 +482,17 @@ class _OfSymbol(_Source):
         )
 
     def run(self, arrays: Sequence[Any]) -> Any:
-        traced = self._traced
+        nd, traced = self.mx.nd, self._traced
         if traced is None or not self.is_as(traced):
             traced = self._traced = self.trace(arrays)
-            self._op = _Operator(traced, traced.symbol)
-        return self.grouped(self._op(arrays, _sizes(traced, list(arrays))))
+            self._names = traced.symbol.list_inputs()
+            data = [*traced.data, *traced.labels]
+            self._op = CompiledOp(nd.CachedOp, traced.symbol, self._names, data, [], None)
+        sizes = _sizes(traced, list(arrays))
+        labels = {name: nd.zeros(sizes.inputs[name]) for name in traced.labels}
+        given = {**traced.parameters, **dict(zip(traced.data, arrays)), **labels}
+        outputs = self._op.call(*(given[name] for name in self._names))
+        return self.grouped(outputs if isinstance(outputs, list) else [outputs])
 
 
 def _labels(symbol: Any) -> list[str]:
