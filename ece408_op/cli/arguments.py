@@ -15,7 +15,6 @@ from ..errors import InvalidSize
 # argparse's message for an unknown word.
 _UNKNOWN = re.compile(r"argument (\S+): invalid choice: '(.*)' \(choose from (.*)\)")
 
-
 _FLAG = {"action": "store_true"}
 # Types of values by their names in `Parser.option`.
 _TYPES = {"N": int, "FILE": Path, "DIR": Path, "PREFIX": Path}

@@ -198,18 +198,10 @@ def check(
         runner.close()
     failures = [each for group in verdict.groups if not group.told for each in group.failures]
     if not verdict.is_right and failures and all(each.near for each in failures):
-        verdict.allowed_by = _precision_that_allows(
-            [ConvProblem.parse(each.problem) for each in failures],
-            precision,
-            functools.partial(
-                check,
-                file,
-                seed=seed,
-                call_seconds=call_seconds,
-                memory=memory,
-                emulation=emulation,
-            ),
-        )
+        given = {"call_seconds": call_seconds, "memory": memory, "emulation": emulation}
+        again = functools.partial(check, file, seed=seed, **given)  # type: ignore[arg-type]
+        wrong = [ConvProblem.parse(each.problem) for each in failures]
+        verdict.allowed_by = _precision_that_allows(wrong, precision, again)
     if emulation and emulation.mode == "checked":
         verdict.sanitized = [sanitizer.of_emulator(runner.findings_that_count())]
     return verdict

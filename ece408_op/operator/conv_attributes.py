@@ -107,20 +107,8 @@ class ConvAttributes:
         if self.spatial == 1:
             sizes.insert(2, 1)
         batch, channels, height, width = sizes
-        return ConvProblem(
-            batch=batch,
-            channels=channels,
-            height=height,
-            width=width,
-            filters=self.num_filter,
-            kernel=self.kernel,
-            stride=self.stride,
-            pad=self.pad,
-            dilate=self.dilate,
-            groups=self.num_group,
-            bias=not self.no_bias,
-            dtype=dtype,
-        )
+        layer = (self.num_filter, self.kernel, self.stride, self.pad, self.dilate, self.num_group)
+        return ConvProblem(batch, channels, height, width, *layer, not self.no_bias, dtype)
 
 
 def mxnet_attributes(attributes: Mapping[str, str]) -> dict[str, str]:

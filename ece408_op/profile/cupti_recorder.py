@@ -6,6 +6,7 @@ system's together maps all activities to one time line.
 
 from __future__ import annotations
 
+import functools
 import importlib
 import sys
 import threading
@@ -41,15 +42,15 @@ class CuptiRecorder:
         self._pending: list[Any] = []
         self._activities: list[Activity] = []
         self._offset_ns = 0
-        kinds = self._cupti.ActivityKind
+        kinds, domain = self._cupti.ActivityKind, self._cupti.CallbackDomain
         self._kinds = [getattr(kinds, name) for name in _KINDS]
         self._readers: dict[int, Callable[[Any], Activity]] = {
             int(kinds.CONCURRENT_KERNEL): self._kernel,
             int(kinds.MEMCPY): self._copy,
             int(kinds.MEMCPY2): self._copy,
             int(kinds.MEMSET): self._fill,
-            int(kinds.DRIVER): self._driver_call,
-            int(kinds.RUNTIME): self._runtime_call,
+            int(kinds.DRIVER): functools.partial(self._call, domain.DRIVER_API),
+            int(kinds.RUNTIME): functools.partial(self._call, domain.RUNTIME_API),
         }
         self.notes: list[str] = []
 
@@ -120,13 +121,7 @@ class CuptiRecorder:
         details = {"bytes": record.bytes, "device": record.device_id}
         return self._activity(MEMSET, "[CUDA memset]", record, _stream(record), **details)
 
-    def _driver_call(self, record: Any) -> Activity:
-        return self._call(record, self._cupti.CallbackDomain.DRIVER_API)
-
-    def _runtime_call(self, record: Any) -> Activity:
-        return self._call(record, self._cupti.CallbackDomain.RUNTIME_API)
-
-    def _call(self, record: Any, domain: Any) -> Activity:
+    def _call(self, domain: Any, record: Any) -> Activity:
         name = self._cupti.get_callback_name(domain, record.cbid)
         return self._activity(API, name, record, thread_track(record.thread_id))
 

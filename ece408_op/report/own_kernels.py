@@ -6,7 +6,7 @@ import difflib
 import json
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -69,20 +69,11 @@ def ladder(versions: Sequence[Version], times: str, base: Ladder) -> Ladder:
         ours = Step(OURS, "what this package chooses", True, _samples(found.get(OURS, {})))
     except (KeyError, TypeError, ValueError) as error:
         raise InvalidSetting(f"these are no times of kernels ({error!r}); measure again") from error
-    return Ladder(
-        device=base.device,
-        batch=base.batch,
-        layers=base.layers,
-        steps=steps,
-        peers=(ours,),
-        gflops=base.gflops,
-        gbs=base.gbs,
-        floors_ms=base.floors_ms,
-        notes=(
-            "Timed by ece408 lab time: in turns, each call with new numbers, and each output "
-            "checked; on the GPU without copies.",
-        ),
+    note = (
+        "Timed by ece408 lab time: in turns, each call with new numbers, and each output checked; "
+        "on the GPU without copies."
     )
+    return replace(base, steps=steps, peers=(ours,), notes=(note,))
 
 
 def _step(version: Version, before: Version | None, rows: Mapping[str, Any]) -> Step:
