@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import contextlib
 import functools
 import gc
@@ -69,6 +67,19 @@ def frozen(request):
 @pytest.fixture
 def rng():
     return np.random.default_rng(408)
+
+
+@pytest.fixture
+def written(tmp_path):
+    """Return a function that writes a file of the test's folder, and returns its path."""
+
+    def write(name: str, text: str, mode: int = 0o644) -> Path:
+        path = tmp_path / name
+        path.write_text(text)
+        path.chmod(mode)
+        return path
+
+    return write
 
 
 @pytest.fixture

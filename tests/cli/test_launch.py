@@ -1,7 +1,5 @@
 """`ece408 launch`: its options, and its output for job starters."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 
@@ -29,9 +27,8 @@ def test_what_cannot_be_is_one_line(refused, tmp_path):
         refused(code, message, "launch", *arguments)
 
 
-def test_hosts_of_a_file(tmp_path):
-    hosts = tmp_path / "hosts"
-    hosts.write_text("# ours\nme@10.0.0.7\n\nnode1 10.0.0.8  # the fast one\n")
+def test_hosts_of_a_file(written):
+    hosts = written("hosts", "# ours\nme@10.0.0.7\n\nnode1 10.0.0.8  # the fast one\n")
     assert job_plan.read_hosts(hosts) == [
         Host("me@10.0.0.7", "10.0.0.7"),
         Host("node1", "10.0.0.8"),
@@ -50,9 +47,8 @@ def test_hosts_of_a_file(tmp_path):
         ("localhost\n10.0.0.1\n", "localhost has the address 127.0.0.1 here, where other hosts"),
     ],
 )
-def test_files_of_hosts_that_mean_nothing(tmp_path, text, message):
-    path = tmp_path / "hosts"
-    path.write_text(text)
+def test_files_of_hosts_that_mean_nothing(written, text, message):
+    path = written("hosts", text)
     with pytest.raises(job_plan.InvalidSetting, match=message):
         job_plan.read_hosts(path)
 
@@ -68,11 +64,9 @@ WORKER_SAYS = "worker of 2 at 10.0.0.1:29408\n"
 
 
 @pytest.fixture
-def programs_of(tmp_path, monkeypatch):
+def programs_of(tmp_path, written, monkeypatch):
     """Fake the programs of a job starter, and servers, which print their role."""
-    serve = tmp_path / "serve"
-    serve.write_text('#!/bin/sh\necho "$DMLC_ROLE"\n')
-    serve.chmod(0o755)
+    serve = written("serve", '#!/bin/sh\necho "$DMLC_ROLE"\n', 0o755)
     monkeypatch.setattr("ece408_op.jobs.starters.SERVING", (str(serve),))
 
     def run(script: str, **texts: str) -> str:
@@ -102,9 +96,8 @@ def test_slurm_s_script_gives_each_task_its_role(capsys, programs_of):
     assert printed == "scheduler\nserver\nserver\n" + 2 * WORKER_SAYS
 
 
-def test_mpi_s_command_gives_each_process_its_role(capsys, programs_of, tmp_path):
-    hosts = tmp_path / "hosts"
-    hosts.write_text("10.0.0.1\n10.0.0.2\n")
+def test_mpi_s_command_gives_each_process_its_role(capsys, programs_of, written):
+    hosts = written("hosts", "10.0.0.1\n10.0.0.2\n")
     line = _printed(capsys, "--print", "mpi", "--hosts", str(hosts), "--", *SAYS)
     printed = programs_of(
         line,

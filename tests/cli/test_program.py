@@ -90,9 +90,8 @@ def test_a_reader_that_leaves_while_the_operator_prints(fashion_mnist):
     assert process.returncode == EXIT_ABANDONED
 
 
-def test_a_profiled_script_whose_output_does_not_arrive(tmp_path):
-    script = tmp_path / "script.py"
-    script.write_text("for i in range(100000): print(i)\n")
+def test_a_profiled_script_whose_output_does_not_arrive(written):
+    script = written("script.py", "for i in range(100000): print(i)\n")
     command = (*ECE408, "profile", "--no-gpu", str(script))
     _assert_told(_run("1>/dev/full", *command), "ece408")
     gone = _run("| gone", *command)

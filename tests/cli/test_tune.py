@@ -1,7 +1,5 @@
 """`ece408 tune`: its options, its measurements, and its behaviour without a GPU."""
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import json
@@ -408,9 +406,8 @@ extern "C" __global__ void conv(float *y, const float *x, const float *w, int C,
 
 
 @pytest.fixture
-def tunable(tmp_path):
-    path = tmp_path / "mine.cu"
-    path.write_text(TUNABLE)
+def tunable(written):
+    path = written("mine.cu", TUNABLE)
     return path
 
 

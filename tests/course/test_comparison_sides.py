@@ -83,9 +83,8 @@ def test_files_of_one_name_are_told_apart_by_their_folders(tmp_path, capsys):
 
 
 @pytest.mark.parametrize("content", ["", "[]", "{}", '{"machine": {}, "runs": [{}], "date": ""}'])
-def test_other_files_are_refused_in_one_line(content, tmp_path, refused):
-    path = tmp_path / "other.json"
-    path.write_text(content)
+def test_other_files_are_refused_in_one_line(content, written, refused):
+    path = written("other.json", content)
     message = f"{path} is not a file that `ece408 compare --json` or scripts/bench.py has "
     refused(InvalidSetting.exit_code, message, "compare", str(path))
 

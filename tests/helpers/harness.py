@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 import numpy as np
 from studies import guarded
@@ -21,6 +22,13 @@ WAYS = ((False, "start"), (True, "end"))
 def integers(rng: np.random.Generator, shape: tuple[int, ...], dtype: str) -> np.ndarray:
     """Return small whole numbers: sums of a few thousand products of them are exact."""
     return rng.integers(-8, 9, shape).astype(dtype)
+
+
+def attributes(problem: ConvProblem) -> dict[str, Any]:
+    """Return a problem as the attributes of Convolution."""
+    window = {name: getattr(problem, name) for name in ("kernel", "stride", "pad", "dilate")}
+    others = {"num_group": problem.groups, "no_bias": not problem.bias}
+    return {**window, "num_filter": problem.filters, **others}
 
 
 def inputs(

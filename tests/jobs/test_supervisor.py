@@ -1,7 +1,5 @@
 """Jobs of programs without MXNet: how they are run, watched and ended."""
 
-from __future__ import annotations
-
 import os
 import signal
 import socket
@@ -255,16 +253,16 @@ def test_workers_of_a_machine_share_its_cores(capsys, monkeypatch):
 
 
 @pytest.fixture
-def stand_in(tmp_path):
+def stand_in(written):
     """A fake ssh, which runs the command on this machine, without this environment's variables; the
     host "silent" never answers."""
-    path = tmp_path / "stand in"
-    path.write_text(
+    path = written(
+        "stand in",
         "#!/bin/sh\n"
         'if [ "$2" = silent ]; then echo "connect to host silent: timed out" >&2; exit 255; fi\n'
-        'cd / && exec env -i HOST="$2" OPTION="$1" sh -c "$3"\n'
+        'cd / && exec env -i HOST="$2" OPTION="$1" sh -c "$3"\n',
+        0o755,
     )
-    path.chmod(0o755)
     return f"'{path}' -4"
 
 

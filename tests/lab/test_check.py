@@ -26,14 +26,12 @@ def _few_images(monkeypatch):
 
 
 @pytest.fixture
-def check(tmp_path):
+def check(written):
     """Check a text as a file; return its verdict."""
 
     def checked(name, text, problems=(PROBLEM,), **keywords):
-        path = tmp_path / name
-        path.write_text(text)
         parsed = [ConvProblem.parse(each) for each in problems]
-        return checking.check(kernel_file.find(str(path)), parsed, **keywords)
+        return checking.check(kernel_file.find(str(written(name, text))), parsed, **keywords)
 
     return checked
 
@@ -153,25 +151,21 @@ def test_one_that_hangs_on_another_terms_layers_is_right(check):
     assert "a call takes more than 10 s" in _said(verdict)
 
 
-@pytest.mark.parametrize(
-    ("name", "old", "new", "options", "says"),
-    first(
-        1,
-        [
-            (
-                *("new-forward.h", "c < C", "c < std::min(C, 6)", ()),
-                "right for 2017fa, 2018sp, 2019sp; wrong for 2019fa",
-            ),
-            ("cpu-new-forward.cc", "p < K", "p < 7", (), "right for 2020fa and later"),
-            ("cpu-new-forward.cc", "p < K", "p < 7", ("--term", "2025sp"), "right for 2025sp"),
-            ("cpu-new-forward.cc", "p < K", "p < 7", ("--term", "2019sp"), "wrong"),
-            ("new-forward.h", "p < K", "p < 5", ("--term", "2019fa"), "right for 2019fa"),
-        ],
+BY_TERM = [
+    (
+        *("new-forward.h", "c < C", "c < std::min(C, 6)", ()),
+        "right for 2017fa, 2018sp, 2019sp; wrong for 2019fa",
     ),
-)
-def test_a_files_own_terms_decide(run_here, tmp_path, name, old, new, options, says):
-    path = tmp_path / name
-    path.write_text(FORMS[name].replace(old, new))
+    ("cpu-new-forward.cc", "p < K", "p < 7", (), "right for 2020fa and later"),
+    ("cpu-new-forward.cc", "p < K", "p < 7", ("--term", "2025sp"), "right for 2025sp"),
+    ("cpu-new-forward.cc", "p < K", "p < 7", ("--term", "2019sp"), "wrong"),
+    ("new-forward.h", "p < K", "p < 5", ("--term", "2019fa"), "right for 2019fa"),
+]
+
+
+@pytest.mark.parametrize(("name", "old", "new", "options", "says"), first(1, BY_TERM))
+def test_a_files_own_terms_decide(run_here, written, name, old, new, options, says):
+    path = written(name, FORMS[name].replace(old, new))
     result = run_here("lab", "check", str(path), *options)
     assert f"\n  verdict: {says}\n" in result.stdout
     assert result.returncode == (23 if says == "wrong" else 0)
@@ -194,7 +188,7 @@ def test_a_term_is_one_of_the_course(run_here, tmp_path):
     assert (result.returncode, result.stdout) == (16, "")
 
 
-def test_the_command(run_here, tmp_path):
+def test_the_command(run_here, tmp_path, written):
     for name, starter in (("mine.cc", "cpu-new-forward.cc"), ("mine.h", "new-forward.h")):
         path = tmp_path / name
         result = run_here("lab", "new", str(path))
@@ -203,10 +197,8 @@ def test_the_command(run_here, tmp_path):
         assert f"ece408 lab check {path}" in result.stdout
     again = run_here("lab", "new", str(path))
     assert (again.returncode, "is there already" in again.stderr) == (16, True)
-    wrong = tmp_path / "wrong.cc"
-    wrong.write_text(COURSE_2020.replace("= sum;", "= sum + (w == 2);"))
-    broken = tmp_path / "broken.cc"
-    broken.write_text(COURSE_2020.replace("float sum = 0;", "float sum = nothing;"))
+    wrong = written("wrong.cc", COURSE_2020.replace("= sum;", "= sum + (w == 2);"))
+    broken = written("broken.cc", COURSE_2020.replace("float sum = 0;", "float sum = nothing;"))
     output = tmp_path / "verdicts.json"
     files = [str(tmp_path / "mine.cc"), str(wrong), str(broken)]
     options = ("--problem", PROBLEM, "--seed", "7", "--json", str(output))
@@ -270,19 +262,17 @@ def test_what_lies_in_the_current_folder_is_not_imported(tmp_path, kept):
         "launch f<<<" + "-" * 900 + "1, 1>>>(y)",
     ],
 )
-def test_declarations_that_are_nested_too_deeply_are_one_line(run_here, tmp_path, text):
-    path = tmp_path / "deep.cu"
-    path.write_text(f'// ece408: {text}\nextern "C" __global__ void f(float *y) {{}}\n')
+def test_declarations_that_are_nested_too_deeply_are_one_line(run_here, written, text):
+    path = written("deep.cu", f'// ece408: {text}\nextern "C" __global__ void f(float *y) {{}}\n')
     result = run_here("tune", str(path))
     line = result.stderr.splitlines()
     assert (result.returncode, len(line)) == (16, 1), result.stderr
     assert len(line[0]) < 800
 
 
-def test_blank_lines_take_no_time_to_read(tmp_path):
+def test_blank_lines_take_no_time_to_read(written):
     """In linear time: a pattern that starts at each line would take minutes."""
-    path = tmp_path / "blank.cu"
-    path.write_text("\n" * 3_000_000 + "// ece408: launch f<<<1, 1>>>(y)\n")
+    path = written("blank.cu", "\n" * 3_000_000 + "// ece408: launch f<<<1, 1>>>(y)\n")
     assert kernel_file.find(str(path)).form == "declared"
 
 

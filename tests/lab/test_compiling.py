@@ -70,12 +70,11 @@ def test_headers_of_its_own_are_compiled(check, tmp_path):
     assert check('#include "parts/one.h"\n' + COURSE_2020).is_right
 
 
-def test_compiling_has_limits(check, tmp_path):
+def test_compiling_has_limits(check, tmp_path, written):
     # A library of 2 GiB.
     with pytest.raises(KernelCompileFailed, match=r"mine\.cc: "):
         check("char large[1L << 31] = {1};\n" + COURSE_2020)
-    source = tmp_path / "mine.cc"
-    source.write_text("")
+    source = written("mine.cc", "")
     command = compile_sandbox.guard(tmp_path)(["/bin/sh", "-c", "ulimit -t; ulimit -v"], source)
     said = subprocess.run(command, capture_output=True, text=True).stdout
     assert said.split() == ["150", str(4 << 20)]
@@ -98,9 +97,8 @@ def test_nothing_is_imported_from_the_folder_at_hand(check, tmp_path, monkeypatc
     assert not {"numpy", "ctypes", "ece408_op", "json"} & {each.name for each in tmp_path.iterdir()}
 
 
-def test_a_compiler_starts_programs_and_writes_in_its_folders_only(tmp_path):
-    source = tmp_path / "mine.cc"
-    source.write_text("")
+def test_a_compiler_starts_programs_and_writes_in_its_folders_only(tmp_path, written):
+    source = written("mine.cc", "")
     scratch = tmp_path / "scratch"
     scratch.mkdir()
     guarded = compile_sandbox.guard(scratch)

@@ -1,7 +1,5 @@
 """On a GPU: correct files are accepted, incorrect ones rejected, and no cheat is right or fast."""
 
-from __future__ import annotations
-
 import shutil
 
 import pytest
@@ -217,9 +215,8 @@ def test_what_works_beside_its_kernel_counts_as_a_whole(name):
 
 
 @pytest.mark.parametrize("name", CUDA_FORMS)
-def test_every_form_is_timed(name, tmp_path):
-    path = tmp_path / name
-    path.write_text(CUDA_FORMS[name])
+def test_every_form_is_timed(name, written):
+    path = written(name, CUDA_FORMS[name])
     (found,) = _times(kernel_file.find(str(path)))
     assert not found.failure
     assert 1e-5 < found.median < 0.1

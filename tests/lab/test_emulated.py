@@ -262,20 +262,15 @@ def _plain(text):
 
 
 PTX = "declared.cu:14: PTX (asm) cannot run without a GPU"
+NOT_HERE = [
+    ("declared.cu", "float sum = 0;", 'float sum = 0; asm("bar.sync 0;");', PTX),
+    ("new-forward.cuh", "y = 0;", "y += x;", "new-forward.cuh:34: no "),
+    ("new-forward.cuh", "y = 0;", "mshadow::Random<gpu> r;", "member"),
+    ("new-forward.cuh", "#include <mx", f"{CUBLAS}#include <mx", "cublas_v2.h: No such"),
+]
 
 
-@pytest.mark.parametrize(
-    ("name", "old", "new", "says"),
-    first(
-        1,
-        [
-            ("declared.cu", "float sum = 0;", 'float sum = 0; asm("bar.sync 0;");', PTX),
-            ("new-forward.cuh", "y = 0;", "y += x;", "new-forward.cuh:34: no "),
-            ("new-forward.cuh", "y = 0;", "mshadow::Random<gpu> r;", "member"),
-            ("new-forward.cuh", "#include <mx", f"{CUBLAS}#include <mx", "cublas_v2.h: No such"),
-        ],
-    ),
-)
+@pytest.mark.parametrize(("name", "old", "new", "says"), first(1, NOT_HERE))
 def test_what_is_not_here_is_no_fault_of_the_file(run_here, tmp_path, name, old, new, says):
     text = DECLARED if name == "declared.cu" else UNROLLED
     (tmp_path / name).write_text(text.replace(old, new))
@@ -318,9 +313,8 @@ COPY = next(n for n, each in enumerate(SMALL_CONSTANT.splitlines(), 1) if "// co
 TOO_SMALL = f"tiled.cu:{COPY}: failed CUDA call: copies 12544 bytes to or from Mask, which has 4096"
 
 
-def test_a_constant_for_its_own_layers_is_enough(run_here, tmp_path):
-    path = tmp_path / "tiled.cu"
-    path.write_text(SMALL_CONSTANT)
+def test_a_constant_for_its_own_layers_is_enough(run_here, written):
+    path = written("tiled.cu", SMALL_CONSTANT)
     result = run_here("lab", "check", str(path), "--emulate", "--seed", "1")
     path.write_text(SMALL_CONSTANT.replace("Mask[4096]", "Mask[1024]"))
     wrong = run_here("lab", "check", str(path), "--emulate", "--seed", "1")
@@ -414,12 +408,12 @@ def test_what_nvcc_refuses_is_refused(check, part, before, said):
 
 
 @pytest.mark.slow
-def test_a_broken_nvcc_is_no_fault_of_the_file(check, tmp_path, monkeypatch):
-    nvcc = tmp_path / "nvcc"
-    nvcc.write_text(
-        "#!/bin/sh\necho 'host_config.h(9): error: unsupported GNU version' >&2; exit 1\n"
+def test_a_broken_nvcc_is_no_fault_of_the_file(check, tmp_path, written, monkeypatch):
+    written(
+        "nvcc",
+        "#!/bin/sh\necho 'host_config.h(9): error: unsupported GNU version' >&2; exit 1\n",
+        0o755,
     )
-    nvcc.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     assert check("tiled.cu", TILED, PROBLEMS[:1]).is_right
 
@@ -472,18 +466,16 @@ def test_a_random_order_shows_what_the_usual_one_hides(check):
 
 
 @pytest.mark.slow
-def test_the_command_repeats_a_random_order(run_here, tmp_path):
-    path = tmp_path / "tiled.cu"
-    path.write_text(TILED.replace("sum = 0;", "sum = threadIdx.x;"))
+def test_the_command_repeats_a_random_order(run_here, written):
+    path = written("tiled.cu", TILED.replace("sum = 0;", "sum = threadIdx.x;"))
     command = ("lab", "check", str(path), "--problem", TEXTS[0], "--order", "random", "--fast")
     result = run_here(*command, "--seed", "7")
     assert result.returncode == 23, result.stderr
     assert "--seed 7 --order random\n" in result.stdout
 
 
-def test_time_counts_lines(run_here, tmp_path):
-    path = tmp_path / "tiled.cu"
-    path.write_text(SMALL_CONSTANT.replace("Mask[4096]", "Mask[1024]"))
+def test_time_counts_lines(run_here, tmp_path, written):
+    path = written("tiled.cu", SMALL_CONSTANT.replace("Mask[4096]", "Mask[1024]"))
     output = tmp_path / "counts.json"
     options = ("--batch-size", "1", "--emulate", "--arch", "sm_75", "--json", str(output))
     command = ("lab", "time", str(path))

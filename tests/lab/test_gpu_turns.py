@@ -195,15 +195,14 @@ def test_a_wrong_output_ends_a_file_and_no_other(play):
 
 
 @pytest.mark.parametrize("how", ["wrong", "crashes", "one-method"])
-def test_a_file_that_needs_its_prolog_counts_as_a_whole(play, tmp_path, how):
+def test_a_file_that_needs_its_prolog_counts_as_a_whole(play, written, how):
     files, note = _files("new-forward.cu"), "prolog and epilog count"
     if how == "wrong":
         play.wrong = lambda running: int(getattr(running, "name", "") == "new-forward.cu")
     elif how == "crashes":
         play.crashes = "new-forward.cu"
     else:
-        path = tmp_path / "one-method.cu"
-        path.write_text(CUDA_FORMS[path.name])
+        path = written("one-method.cu", CUDA_FORMS["one-method.cu"])
         files = [kernel_file.find(str(path))]
         note = "copies count: conv_forward_gpu takes arrays on the host"
     _, found = timing.measure(files, LAYERS[:1], 2)

@@ -90,7 +90,7 @@ def _computed(path, calls=1, **keywords):
 
 
 @pytest.fixture
-def tried(tmp_path):
+def tried(written):
     """Evaluate expressions of C++ in a kernel file; return the error number of each, or 0."""
 
     def tried(expressions, before=""):
@@ -98,8 +98,7 @@ def tried(tmp_path):
             f"errno = 0; y[{i}] = (long)({each}) < 0 ? errno : 0;"
             for i, each in enumerate(expressions)
         ]
-        path = tmp_path / "tries.cc"
-        path.write_text("\n".join([HEAD, before, *lines, "}"]))
+        path = written("tries.cc", "\n".join([HEAD, before, *lines, "}"]))
         y = _computed(path)
         return [int(each) for each in y[: len(expressions)]]
 

@@ -73,10 +73,9 @@ def test_warnings_are_no_mistakes():
 
 
 @pytest.fixture
-def file(tmp_path, monkeypatch):
+def file(tmp_path, written, monkeypatch):
     """Return a file, in place of a CUDA one, with a compute-sanitizer on PATH."""
-    path = tmp_path / "mine.cc"
-    path.write_text(COURSE_2020)
+    path = written("mine.cc", COURSE_2020)
     tool = tmp_path / "bin" / "compute-sanitizer"
     tool.parent.mkdir()
     tool.write_text(FAKE.replace("{python}", Path(sys.executable).name))

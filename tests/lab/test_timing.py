@@ -14,9 +14,8 @@ CHEATS = ROOT / "tests" / "cheats"
 LAYERS = [(text, ConvProblem.parse(text)) for text in ("b3,c2,h9,w12,m4,k3", "b4,c1,h20,w20,m3,k5")]
 
 
-def test_every_contender_is_timed_on_every_layer(tmp_path):
-    path = tmp_path / "mine.cc"
-    path.write_text(COURSE_2020)
+def test_every_contender_is_timed_on_every_layer(written):
+    path = written("mine.cc", COURSE_2020)
     steps = []
     files = [kernel_file.find(str(path))]
     found = timing.measure(files, LAYERS, 3, lambda: steps.append(1))

@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from harness import attributes
 from programs import together
 
 import ece408_op
@@ -45,14 +46,7 @@ def _case(mx, text, rng):
     y = np.empty(problem.y_shape, problem.dtype)
     at_bias = None if bias is None else bias.ctypes.data
     CpuBackend().forward(problem, x.ctypes.data, w.ctypes.data, at_bias, y.ctypes.data, False)
-    options = {
-        "kernel": problem.kernel,
-        "num_filter": problem.filters,
-        "stride": problem.stride,
-        "pad": problem.pad,
-        "num_group": problem.groups,
-        "no_bias": not problem.bias,
-    }
+    options = attributes(problem)
     inputs = (x, w) if bias is None else (x, w, bias)
     on_gpu = [mx.nd.array(a, ctx=mx.gpu(), dtype=problem.dtype) for a in inputs]
     return on_gpu, options, y

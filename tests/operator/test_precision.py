@@ -6,6 +6,7 @@ import json
 import numpy as np
 import pytest
 from fake_gpu import FakeGpu
+from harness import attributes
 
 import ece408_op
 from ece408_op import dispatch, settings
@@ -206,17 +207,7 @@ def _every_direction(mx, problem, arrays, **own):
         array.attach_grad()
     x, w, dy, *bias = given
     with mx.autograd.record():
-        y = ece408_op.Convolution(
-            *(x, w, *bias),
-            kernel=problem.kernel,
-            stride=problem.stride,
-            pad=problem.pad,
-            dilate=problem.dilate,
-            num_group=problem.groups,
-            num_filter=problem.filters,
-            no_bias=not problem.bias,
-            **own,
-        )
+        y = ece408_op.Convolution(x, w, *bias, **attributes(problem), **own)
     y.backward(dy)
     return [y.asnumpy(), *(each.grad.asnumpy() for each in (x, w, *bias))]
 

@@ -63,21 +63,20 @@ def end(code=0):
     sys.exit(code)
 """
 
-# By kind: the rest of a program, which calls `end`, and its exit code.
+# By kind: the rest of a program, which calls `end`; and its exit code, unless 0.
 PROGRAMS = {
-    "forward": ("for _ in range(30): convolve('reference')\nend()", 0),
-    "compiled": ("for _ in range(300): convolve()\nend()", 0),
-    "recorded": ("for _ in range(30): record()\nend()", 0),
-    "recorded_slow": ("for _ in range(5): record('reference')\nend()", 0),
-    "hybridized": ("train(net(active=True))\nend()", 0),
-    "static": ("train(net(static_alloc=True, static_shape=True))\nend()", 0),
-    "several_nets": ("for _ in range(3): train(net(), 4)\nend()", 0),
+    "forward": "for _ in range(30): convolve('reference')\nend()",
+    "compiled": "for _ in range(300): convolve()\nend()",
+    "recorded": "for _ in range(30): record()\nend()",
+    "recorded_slow": "for _ in range(5): record('reference')\nend()",
+    "hybridized": "train(net(active=True))\nend()",
+    "static": "train(net(static_alloc=True, static_shape=True))\nend()",
+    "several_nets": "for _ in range(3): train(net(), 4)\nend()",
     "threads": (
         "threads = [threading.Thread(target=train, args=(net(), 5)) for _ in range(4)]\n"
         "for thread in threads: thread.start()\n"
         "for thread in threads: thread.join()\n"
-        "end()",
-        0,
+        "end()"
     ),
     "threads_that_go_on": (
         "nets = [net(), net(static_alloc=True)]\n"
@@ -85,8 +84,7 @@ PROGRAMS = {
         "for made in nets:\n"
         "    threading.Thread(target=train, args=(made, 10**6), daemon=True).start()\n"
         "time.sleep(0.5)\n"
-        "end()",
-        0,
+        "end()"
     ),
     "module": (
         "data = mx.io.NDArrayIter(np.ones((320, 8, 40, 40), np.float32), np.zeros(320), 16)\n"
@@ -96,10 +94,9 @@ PROGRAMS = {
         "module = mx.mod.Module(mx.sym.SoftmaxOutput(made, name='softmax'))\n"
         "def stop(state):\n"
         "    if state.nbatch == 3: end(7)\n"
-        "module.fit(data, num_epoch=1, batch_end_callback=stop)",
-        7,
+        "module.fit(data, num_epoch=1, batch_end_callback=stop)"
     ),
-    "exception": ("train(net())\nprint(time.monotonic(), flush=True)\nraise ValueError('mine')", 1),
+    "exception": "train(net())\nprint(time.monotonic(), flush=True)\nraise ValueError('mine')",
     "data_loader": (
         "class Images(gluon.data.Dataset):\n"
         "    def __len__(self): return 32\n"
@@ -108,27 +105,25 @@ PROGRAMS = {
         "for batch in gluon.data.DataLoader(Images(), batch_size=8, num_workers=2):\n"
         "    with autograd.record(): loss = made(batch).mean()\n"
         "    loss.backward()\n"
-        "end()",
-        0,
+        "end()"
     ),
     "op_times": (
         "log = ece408_op.op_times()\nlog.__enter__()\ntrain(net())\n"
-        "for _ in range(30): convolve()\nend()",
-        0,
+        "for _ in range(30): convolve()\nend()"
     ),
-    "never_done": ("dispatch.forward = never\nrecord()\ntime.sleep(0.5)\nend(6)", 6),
+    "never_done": "dispatch.forward = never\nrecord()\ntime.sleep(0.5)\nend(6)",
     "never_done_compiled": (
-        "dispatch.forward = never\nconvolve('reference')\ntime.sleep(0.5)\nend(6)",
-        6,
+        "dispatch.forward = never\nconvolve('reference')\ntime.sleep(0.5)\nend(6)"
     ),
-    "os_exit": ("import os\ntrain(net())\nprint(time.monotonic(), flush=True)\nos._exit(5)", 5),
+    "os_exit": "import os\ntrain(net())\nprint(time.monotonic(), flush=True)\nos._exit(5)",
 }
+EXIT_CODES = {"module": 7, "exception": 1, "never_done": 6, "never_done_compiled": 6, "os_exit": 5}
 OFTEN_WRONG = ("recorded", "never_done", "threads_that_go_on")
 
 
 def _start(kind):
     return subprocess.Popen(
-        [sys.executable, "-c", START + PROGRAMS[kind][0]],
+        [sys.executable, "-c", START + PROGRAMS[kind]],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -152,7 +147,7 @@ def _check_end(kind):
     with _start(kind) as process:
         seconds = _seconds_to_end(process)
         complaints = process.stderr.read()
-    assert process.returncode == PROGRAMS[kind][1], complaints
+    assert process.returncode == EXIT_CODES.get(kind, 0), complaints
     expected = "ValueError: mine\n" if kind == "exception" else ""
     assert complaints.endswith(expected), complaints
     assert expected or not complaints, complaints

@@ -100,9 +100,8 @@ def test_times_look_as_nvprofs(case):
     assert tables.time(case[0]) == case[1]
 
 
-def test_a_profile_survives_its_file(recorded, tmp_path):
-    path = tmp_path / "p.json"
-    path.write_text(activities.to_json(recorded, tables=["ignored"]))
+def test_a_profile_survives_its_file(recorded, written):
+    path = written("p.json", activities.to_json(recorded, tables=["ignored"]))
     assert activities.read(path) == recorded
 
 
@@ -471,10 +470,9 @@ def end(arguments):
 
 
 @pytest.fixture
-def script(tmp_path):
+def script(tmp_path, written):
     (tmp_path / "helper.py").write_text(HELPER)
-    path = tmp_path / "script.py"
-    path.write_text(SCRIPT)
+    path = written("script.py", SCRIPT)
     return path
 
 

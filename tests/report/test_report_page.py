@@ -128,11 +128,11 @@ def test_a_browser_opens_it_without_errors(made, tmp_path, dark):
 
 @pytest.mark.browser
 @pytest.mark.skipif(CHROMIUM is None, reason="there is no Chromium")
-def test_that_errors_would_be_seen(tmp_path):
+def test_that_errors_would_be_seen(tmp_path, written):
     """The test above relies on this: the console's errors appear on stderr."""
-    path = tmp_path / "wrong.html"
-    path.write_text(
-        page.render("text", "t", tmp_path).replace("text", '<img src="https://example.org/x.png">')
+    path = written(
+        "wrong.html",
+        page.render("text", "t", tmp_path).replace("text", '<img src="https://example.org/x.png">'),
     )
     run = subprocess.run(
         [CHROMIUM, "--headless=new", "--no-sandbox", "--disable-gpu", "--enable-logging=stderr",

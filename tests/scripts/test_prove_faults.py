@@ -49,11 +49,11 @@ def test_reports_and_their_lines():
     )
 
 
-def test_a_program_that_hangs_ends_with_its_tool(tmp_path, monkeypatch):
+def test_a_program_that_hangs_ends_with_its_tool(written, monkeypatch):
     monkeypatch.setattr(faults, "LIMIT", 1)
-    tool = tmp_path / "compute-sanitizer"
-    tool.write_text(f"#!/bin/sh\ncat <<END\n{RACE}END\nsleep 60 &\nwait\n")
-    tool.chmod(0o755)
+    tool = written(
+        "compute-sanitizer", f"#!/bin/sh\ncat <<END\n{RACE}END\nsleep 60 &\nwait\n", 0o755
+    )
     found = faults.sanitized(str(tool), "racecheck", Path("races"), "sums")
     assert found.failure == "hangs"
     assert found.at_line(WRONG)

@@ -27,13 +27,11 @@ def _backend(path):
 
 
 @pytest.fixture
-def write(tmp_path, kept):
+def write(written, kept):
     """Write a kernel file; return its path."""
 
     def file(name, text=None):
-        path = tmp_path / name
-        path.write_text(FORMS[name] if text is None else text)
-        return str(path)
+        return str(written(name, FORMS[name] if text is None else text))
 
     with settings.override(cache=kept):
         yield file
@@ -164,11 +162,11 @@ def test_what_is_wrong_with_a_file_is_one_line(write, monkeypatch):
 
 
 @pytest.mark.parametrize("linked", first(1, ["", "-static-libstdc++"]))
-def test_what_its_code_throws_is_said(mx, write, rng, tmp_path, monkeypatch, linked):
+def test_what_its_code_throws_is_said(mx, write, rng, written, monkeypatch, linked):
     if linked:
-        compiler = tmp_path / "compiler"
-        compiler.write_text(f'#!/bin/sh\nexec {compiled_file.compiler()} {linked} "$@"\n')
-        compiler.chmod(0o755)
+        compiler = written(
+            "compiler", f'#!/bin/sh\nexec {compiled_file.compiler()} {linked} "$@"\n', 0o755
+        )
         monkeypatch.setenv("CXX", str(compiler))
     path = write(
         "new-forward.h", COURSE_2019.replace('<< "rows"', '<< "rows"; CHECK_EQ(0, 1) << "not done"')

@@ -1,3 +1,4 @@
+import functools
 import gzip
 import os
 from unittest.mock import Mock
@@ -63,8 +64,7 @@ def test_a_limit_that_cannot_be_met_and_a_size_below_the_originals_are_refused(n
         fashion_data.load("t10k", 27)
 
 
-def gz(array):
-    return encode(array)
+gz, plain = encode, functools.partial(encode, compressed=False)
 
 
 def damaged_gzip(array):
@@ -86,25 +86,13 @@ DAMAGES = {
     "garbage after gzip": (IMAGES, lambda a: gz(a) + b"more", r"damaged gzip data"),
     "empty": (IMAGES, lambda a: b"", r"truncated: its content has 0 bytes.* header .*16"),
     "header only in part": (LABELS, lambda a: b"\0\0\x08\1", r"truncated: .* 4 bytes.* 8"),
-    "truncated": (
-        IMAGES,
-        lambda a: encode(a, compressed=False)[:-1],
-        r"truncated: 9407 bytes follow its header, not 9408",
-    ),
-    "trailing bytes": (
-        LABELS,
-        lambda a: gzip.compress(encode(a, compressed=False) + b"\0"),
-        r"too long: more than 12 bytes",
-    ),
+    "truncated": (IMAGES, lambda a: plain(a)[:-1], r"truncated: 9407 bytes follow .*, not 9408"),
+    "trailing bytes": (LABELS, lambda a: gzip.compress(plain(a) + b"\0"), r"too long: .* 12 bytes"),
     "not idx": (IMAGES, lambda a: b"<html> no such page </html>", r"begins with 3c 68 74 6d"),
     "labels for images": (IMAGES, lambda a: gz(a.reshape(-1)), r"begins with 00 00 08 01, not"),
     "too few images": (IMAGES, lambda a: gz(a[:7]), r"shape 7x28x28, Fashion-MNIST's is 12x28x28"),
     "other sides": (IMAGES, lambda a: gz(a.reshape(12, 14, 56)), r"shape 12x14x56"),
-    "label 10": (
-        LABELS,
-        lambda a: gz(a + (a == 3) * np.uint8(7)),
-        r"1 labels .* 3 is 10, .*0 to 9",
-    ),
+    "label 10": (LABELS, lambda a: gz(a + (a == 3) * np.uint8(7)), r"1 labels .* 3 is 10, .* to 9"),
     "other pixels": (IMAGES, wrong_pixel, r"is not Fashion-MNIST's: the sha256 .* not with \w{16}"),
 }
 

@@ -452,9 +452,8 @@ def test_files_get_the_permissions_of_the_umask(tmp_path):
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, ValueError, OSError])
-def test_a_failed_write_keeps_what_was_there(tmp_path, error):
-    path = tmp_path / "file"
-    path.write_text("old")
+def test_a_failed_write_keeps_what_was_there(tmp_path, written, error):
+    path = written("file", "old")
 
     def write_half():
         with cachedir.atomic_path(path) as temporary:
