@@ -77,53 +77,44 @@ bool usable(const ece408_problem* problem, int threads) {
     return problem && valid(*problem) && threads >= 1;
 }
 
+// An array of the elements that the functions above take.
+template <class T>
+T* stored(T* array) {
+    return array;
+}
+
+const Half* stored(const uint16_t* array) { return reinterpret_cast<const Half*>(array); }
+Half* stored(uint16_t* array) { return reinterpret_cast<Half*>(array); }
+
 }  // namespace
 }  // namespace ece408
 
-#define ECE408_DEFINE_REFERENCE(T, Stored, suffix)                                               \
+#define ECE408_RUN_REFERENCE(function, given, ...)                                               \
+    using ece408::stored;                                                                        \
+    if (!ece408::usable(problem, threads) || !(given)) return ECE408_INVALID;                    \
+    ece408::function(ece408::derive(*problem), __VA_ARGS__, accumulate != 0, threads);           \
+    return ECE408_OK;
+
+#define ECE408_DEFINE_REFERENCE(T, suffix)                                                       \
     int ece408_reference_forward_##suffix(const ece408_problem* problem, const T* x, const T* w, \
                                           const T* bias, T* y, int accumulate, int threads) {    \
-        using S = ece408::Stored;                                                                \
-        if (!ece408::usable(problem, threads) || !x || !w || !y) return ECE408_INVALID;          \
-        ece408::forward(ece408::derive(*problem), reinterpret_cast<const S*>(x),                 \
-                        reinterpret_cast<const S*>(w), reinterpret_cast<const S*>(bias),         \
-                        reinterpret_cast<S*>(y), accumulate != 0, threads);                      \
-        return ECE408_OK;                                                                        \
+        ECE408_RUN_REFERENCE(forward, x && w && y, stored(x), stored(w), stored(bias), stored(y))\
     }                                                                                            \
     int ece408_reference_backward_data_##suffix(const ece408_problem* problem, const T* w,       \
                                                 const T* dy, T* dx, int accumulate,              \
                                                 int threads) {                                   \
-        using S = ece408::Stored;                                                                \
-        if (!ece408::usable(problem, threads) || !w || !dy || !dx) return ECE408_INVALID;        \
-        ece408::backward_data(ece408::derive(*problem), reinterpret_cast<const S*>(w),           \
-                              reinterpret_cast<const S*>(dy), reinterpret_cast<S*>(dx),          \
-                              accumulate != 0, threads);                                         \
-        return ECE408_OK;                                                                        \
+        ECE408_RUN_REFERENCE(backward_data, w && dy && dx, stored(w), stored(dy), stored(dx))    \
     }                                                                                            \
     int ece408_reference_backward_weight_##suffix(const ece408_problem* problem, const T* x,     \
                                                   const T* dy, T* dw, int accumulate,            \
                                                   int threads) {                                 \
-        using S = ece408::Stored;                                                                \
-        if (!ece408::usable(problem, threads) || !x || !dy || !dw) return ECE408_INVALID;        \
-        ece408::backward_weight(ece408::derive(*problem), reinterpret_cast<const S*>(x),         \
-                                reinterpret_cast<const S*>(dy), reinterpret_cast<S*>(dw),        \
-                                accumulate != 0, threads);                                       \
-        return ECE408_OK;                                                                        \
+        ECE408_RUN_REFERENCE(backward_weight, x && dy && dw, stored(x), stored(dy), stored(dw))  \
     }                                                                                            \
     int ece408_reference_backward_bias_##suffix(const ece408_problem* problem, const T* dy,      \
                                                 T* dbias, int accumulate, int threads) {         \
-        using S = ece408::Stored;                                                                \
-        if (!ece408::usable(problem, threads) || !dy || !dbias) return ECE408_INVALID;           \
-        ece408::backward_bias(ece408::derive(*problem), reinterpret_cast<const S*>(dy),          \
-                              reinterpret_cast<S*>(dbias), accumulate != 0, threads);            \
-        return ECE408_OK;                                                                        \
+        ECE408_RUN_REFERENCE(backward_bias, dy && dbias, stored(dy), stored(dbias))              \
     }
 
-namespace ece408 {
-using Float = float;
-using Double = double;
-}  // namespace ece408
-
-ECE408_DEFINE_REFERENCE(float, Float, f32)
-ECE408_DEFINE_REFERENCE(double, Double, f64)
-ECE408_DEFINE_REFERENCE(uint16_t, Half, f16)
+ECE408_DEFINE_REFERENCE(float, f32)
+ECE408_DEFINE_REFERENCE(double, f64)
+ECE408_DEFINE_REFERENCE(uint16_t, f16)
