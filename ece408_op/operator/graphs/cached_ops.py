@@ -92,8 +92,7 @@ class DualCachedOp:
         self._flags = [flag for flag in flags if flag[0] not in ("data_indices", "param_indices")]
         self._adds = autograd_state.may_add()
         self._states = [n for n, name in enumerate(self._names) if name in states]
-        # By (on a GPU, for training, context and how parts run, sizes); `None` if compilation
-        # failed.
+        # By (on a GPU, for training, context, how parts run, sizes); `None` if compilation failed.
         self._compiled: dict[tuple[bool, bool, Any, Sizes], CompiledOp | None] = {}
         self._by_cuts: dict[Any, CompiledOp | None] = {}
         self._last: dict[Any, CompiledOp | None] = {}  # by context
@@ -117,7 +116,7 @@ class DualCachedOp:
         compiled, context = None, arrays[0].context
         on_gpu = usual and not records and compiled_operator.runs_on_gpu(context)
         if on_gpu or (usual and context.device_type == "cpu"):
-            compiled = self._compiled_for(arrays, context, records, on_gpu)
+            compiled = self._compiled_for(arrays, records, on_gpu)
         if compiled is not self._last.get(context):
             arrays_on_gpu.show(arrays)
             # Static graphs do not declare to MXNet that they write moving averages.
@@ -166,9 +165,7 @@ class DualCachedOp:
         shapes = {name: array.shape for name, array in zip(self._names, arrays)}
         return graph_inference.with_known_sources(self._symbol, self._graph, shapes)
 
-    def _compiled_for(
-        self, arrays: Sequence[Any], context: Any, trains: bool, on_gpu: bool
-    ) -> CompiledOp | None:
+    def _compiled_for(self, arrays: Sequence[Any], trains: bool, on_gpu: bool) -> CompiledOp | None:
         """Return the compiled operator, if any; compile it at first use, and again when other
         gradients are wanted."""
         if trains:
@@ -180,7 +177,7 @@ class DualCachedOp:
         sizes = self._sizes(arrays, self._is_open or cuts)
         devices = settings.devices() if trains else ()
         how = ("",) if on_gpu else (parts_at_work.mode(), settings.backend(), devices)
-        key = on_gpu, trains, (context, *how), sizes
+        key = on_gpu, trains, (arrays[0].context, *how), sizes
         known = self._compiled
         if key not in known:
             if len(known) >= _MOST_FORMS:
@@ -209,8 +206,7 @@ class DualCachedOp:
             )
         choice = partition.for_inference(self._symbol, graph, inputs, data)
         # Equal cuts share their parts, and what these keep of weights.
-        sizes = self._sizes(arrays, self._is_open)
-        cut = arrays[0].context, choice.on, str(choice.groups), sizes
+        cut = arrays[0].context, choice.on, str(choice.groups), self._sizes(arrays, self._is_open)
         if cut not in self._by_cuts:
             self._by_cuts[cut] = self._op_of(*partition.in_parts(choice, inputs))
         return self._by_cuts[cut]

@@ -87,9 +87,8 @@ def _part(
     wanted = [name for name, entry in taken.items() if leads[entry[0]]]
     shapes = [choice.known[entry[0], entry[1]][0] for entry in taken.values()]
     name = choice.graph["nodes"][outputs[0][0]]["name"]
-    inputs = [[*entry[:2], 0] for entry in taken.values()]
     node = opened.training_node(inner, wanted, shapes, name, choice.on, device)
-    return {**node, "inputs": inputs}
+    return {**node, "inputs": [[*entry[:2], 0] for entry in taken.values()]}
 
 
 def _leads(nodes: Sequence[Node], wanted: Collection[str]) -> list[bool]:
