@@ -102,6 +102,9 @@ def others(sym):
             sym.mean(x, axis=(0, 2), keepdims=True), sym.max(x, axis=(1, 3), keepdims=True)
         ),
         "sums": sym.Group([sym.sum(x, axis=(1, 3)), sym.sum(x)]),
+        # Both terms get the gradient of the sum, and x has another use.
+        "sum_normalised": sym.BatchNorm(x + sym.tanh(x), fix_gamma=False) + x,
+        "sum_convolved": sym.Convolution(x + sym.tanh(x), num_filter=4, kernel=(1, 1)) + x,
         "adaptive": sym.contrib.AdaptiveAvgPooling2D(x),
         "softmax": sym.softmax(x, axis=1, temperature=2) * sym.log_softmax(x),
         "softmax_channels": sym.SoftmaxActivation(x, mode="channel"),

@@ -217,11 +217,14 @@ class _Pass:
         gradients = RULES[node.op](Of(self._tape, number, node, given))
         for entry, gradient in zip(node.inputs, gradients):
             if gradient is not None and entry.node in needed:
-                self._add(entry, gradient().entry)
+                before = len(self._tape.nodes)
+                made = gradient().entry
+                # Others of these arrays may get one that is not new, too.
+                self._add(entry, made, is_new=made.node >= before)
 
-    def _add(self, entry: Entry, gradient: Entry) -> None:
+    def _add(self, entry: Entry, gradient: Entry, is_new: bool = True) -> None:
         found = self._found.setdefault(entry.node, {})
-        found[entry.output] = self._tape.added(found.get(entry.output), gradient)
+        found[entry.output] = self._tape.added(found.get(entry.output), gradient, is_new)
 
     def _fixed(self) -> tuple[str, ...]:
         """Return the variables that are fixed gammas of normalisations in training."""

@@ -58,12 +58,13 @@ class Tape:
             return y
         return y.term("clip", p=norm.read.number("a_min"), q=norm.read.number("a_max"))
 
-    def added(self, total: Entry | None, more: Entry) -> Entry:
-        """Return the sum of gradients; the last node may be made to add to the total."""
+    def added(self, total: Entry | None, more: Entry, is_new: bool) -> Entry:
+        """Return the sum of gradients; the last node may be made to add to the total if only this
+        sum reads it, because `more` is new."""
         if total is None:
             return more
         last = self.nodes[-1]
-        is_last = total.node < more.node == len(self.nodes) - 1 and more.output == 0
+        is_last = is_new and total.node < more.node == len(self.nodes) - 1 and more.output == 0
         is_norms = last.op == "_norm_gradient"
         if last.op not in _ACCUMULATING or not is_last or (is_norms and not self.on_gpu):
             return self.node("_term", (total, more), {"term": "add"})
