@@ -198,7 +198,7 @@ public:
         return made;
     }
 
-    // Takes what Python has made; false if something that it reads is not kept any more.
+    // Takes the code that Python made; false if something that it reads is not kept any more.
     bool take(const ece408_code& made, Code* code) {
         code->number = made.number;
         code->steps.assign(made.steps, made.steps + made.step_count);
