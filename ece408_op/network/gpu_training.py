@@ -25,8 +25,8 @@ from .values import ARENA, SAVED, Step, Steps, Value
 
 # Recordings of passes are kept for this number of places of their memory.
 _MOST_RECORDED = 16
+_NOWHERE = -1
 SEED_BYTES = 8
-_NEVER = (0, -1, None)
 _passes = itertools.count(1)
 
 
@@ -83,10 +83,16 @@ class GpuTrainingProgram(TwoPasses):
         for value in (*(inputs[number] for number in first), *others, *steps.outputs):
             self._offsets[id(value.buffer)] = self._nbytes
             self._nbytes = aligned(self._nbytes + value.buffer.nbytes)
-        # By buffer: the resident parameter in its place, and the address; and what a search for
-        # one found: the array's address, `residents.generation`, and the parameter, if any.
+        # By buffer: the resident parameter in its place, and the address.
         self._residents: dict[int, tuple[Resident, int]] = {}
-        self._searches: dict[int, tuple[int, int, Resident | None]] = {}
+        # For inputs and then results: the arrays' addresses when residents were searched for, in
+        # which generation, and what was found.
+        self._values = [*inputs, *steps.outputs[outputs:]]
+        self._addresses: list[int] = [_NOWHERE] * len(self._values)
+        self._searched: list[Resident | None] = [None] * len(self._values)
+        self._generation = residents.generation
+        self._results = range(len(inputs), len(self._values))
+        self._gradients = self._results[: len(self._results) - self._moved]
         # By input: the number of the pass whose values its copy has, and the array's version.
         self._passes_of: dict[int, tuple[int, int]] = {}
         self._recorded: dict[tuple[int, ...], Recorded] = {}
@@ -132,16 +138,13 @@ class GpuTrainingProgram(TwoPasses):
         """Compute the wanted gradients, then the new moving averages, from the gradients for the
         outputs. The inputs are those of the forward pass."""
         given = [*self._with_seed(inputs, saved), *head_gradients]
-        pairs = list(zip(self.steps.outputs[self._outputs :], results))
-        gradients = len(pairs) - self._moved
+        pairs = zip(self.steps.outputs[self._outputs :], results)
+        gradients = len(results) - self._moved
         with self._active() as lane:
             self._memory.wait()
             self._bring(lane, self._variables[1], given, saved.number)
             self._bring(lane, self._given, given, next(_passes))
-            stay = [
-                self._resident(*pair, is_gradient=number < gradients)
-                for number, pair in enumerate(pairs)
-            ]
+            stay = self._find(self._results, results)
             for average in filter(None, stay[gradients:]):
                 # Also if the pass is interrupted.
                 average.is_ahead = True
@@ -171,14 +174,13 @@ class GpuTrainingProgram(TwoPasses):
         """Copy those arrays to the GPU that it does not have since this pass."""
         moves: list[tuple[int, Array]] = []
         brought: dict[int, tuple[int, int]] = {}
-        for number in numbers:
-            array, value = arrays[number], self._inputs[number]
-            resident = self._resident(value, array, is_gradient=False)
-            known = self._passes_of.pop(number, None)
+        given = [arrays[number] for number in numbers]
+        for number, array, resident in zip(numbers, given, self._find(numbers, given)):
             if resident is None:
+                known = self._passes_of.pop(number, None)
                 brought[number] = of_pass, array.version
                 if known != brought[number]:
-                    moves.append((self._offsets[id(value.buffer)], array))
+                    moves.append((self._offsets[id(self._inputs[number].buffer)], array))
             elif resident.version != array.version:
                 resident.bring(array.version)
         if moves and self._memory.is_busy and self._has_landing(moves):
@@ -216,15 +218,25 @@ class GpuTrainingProgram(TwoPasses):
         for begin, (at, array) in zip(begins, moves):
             lane.move(self._block.address + at, landing + begin, array.nbytes)
 
-    def _resident(self, value: Value, array: Array, is_gradient: bool) -> Resident | None:
-        """Return the resident parameter in the place of an array, if any, and remember where it or
-        its gradient is."""
-        key = id(value.buffer)
-        search = self._searches.get(key, _NEVER)
-        if search[:2] == (array.address, residents.generation):
-            return search[2]
+    def _find(self, numbers: Sequence[int], arrays: Sequence[Array]) -> list[Resident | None]:
+        """Return the resident parameters in the places of inputs or results, if any."""
+        if self._generation != residents.generation:
+            self._generation = residents.generation
+            self._addresses = [_NOWHERE] * len(self._addresses)
+        addresses = self._addresses
+        for number, array in zip(numbers, arrays):
+            if array.address != addresses[number]:
+                self._search(number, array)
+        return [self._searched[number] for number in numbers]
+
+    def _search(self, number: int, array: Array) -> None:
+        """Find the resident parameter in the place of an array, and note where it or its gradient
+        is."""
+        is_gradient = number in self._gradients
         found = residents.find(array, self._machine, is_gradient)
-        self._searches[key] = array.address, residents.generation, found
+        self._addresses[number], self._searched[number] = array.address, found
+        self._passes_of.pop(number, None)
+        key = id(self._values[number].buffer)
         before = self._residents.pop(key, None)
         if found is not None:
             place = found.gradient if is_gradient else found.weight
@@ -233,7 +245,6 @@ class GpuTrainingProgram(TwoPasses):
             before[0].check(None)
         if self._residents.get(key) != before:
             self._forget()
-        return found
 
     def _forget(self) -> None:
         """Discard the recordings."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from ..errors import UnsupportedProblem
 
@@ -13,8 +13,7 @@ ITEM_BYTES = {"float32": 4, "float16": 2, "uint8": 1}
 RESULTS = ("float32", "float16")
 
 
-@dataclass(frozen=True)
-class Array:
+class Array(NamedTuple):
     """A contiguous array in host memory. `version` changes whenever the contents may have changed
     since an earlier call with an array at this address."""
 
