@@ -21,10 +21,12 @@ averages: set[int] = set()
 generation = 0
 
 
-def find(array: Array, machine: GpuMachine, is_gradient: bool) -> Resident | None:
+def find(
+    address: int, shape: tuple[int, ...], machine: GpuMachine, is_gradient: bool
+) -> Resident | None:
     """Return the resident parameter in the place of a host array, or of its gradient, if any."""
-    found = (_gradients if is_gradient else _parameters).get(array.address)
-    if found is None or found.machine is not machine or found.host.shape != array.shape:
+    found = (_gradients if is_gradient else _parameters).get(address)
+    if found is None or found.machine is not machine or found.host.shape != shape:
         return None
     return found
 

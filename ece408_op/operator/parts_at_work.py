@@ -28,7 +28,7 @@ from .networks import DATA, FOR_ALL_IMAGES, PARAMETER, TYPES, OnGpu
 
 if TYPE_CHECKING:
     from ..network import Array, KeptCode, Steps
-    from ..network.gpu_training import GpuTrainingProgram, Saved
+    from ..network.gpu_training import Given, GpuTrainingProgram, Saved
     from ..network.training import TrainingProgram
 
 NAME = "ece408_part"
@@ -503,37 +503,28 @@ class _Trained:
         _library().ece408_part_give(target, ctypes.byref(made))
         _programs[number] = code.steps
 
-    def forward(self, call: int, arrays: Sequence[Array]) -> None:
-        """Compute the forward pass of a recorded call on a GPU, from the inputs to the outputs."""
-        inputs, outputs, _ = self._divided(arrays)
+    def forward(self, call: int, inputs: Sequence[Array], given: Given) -> None:
+        """Compute the forward pass of a recorded call on a GPU. `inputs` have types and shapes."""
         made = cast("GpuTrainingProgram", self._training.program(inputs))
         known, saved = _recorded.get(call, (None, None))
         if saved is None or known is not made:
             saved = made.room()
         _recorded[call] = made, saved
-        self._publish(made, made.forward(inputs, outputs, saved, _seeds.next(self._device)), 0)
+        self._publish(made, made.forward(given, saved, _seeds.next(self._device)), 0)
 
-    def backward(self, call: int, arrays: Sequence[Array]) -> None:
-        """Compute its backward pass, from the inputs and the gradients for the outputs to the
-        wanted gradients and the moving averages."""
+    def backward(self, call: int, given: Given) -> None:
+        """Compute its backward pass."""
         made, saved = _recorded[call]
-        inputs, heads, results = self._divided(arrays)
-        seconds = made.backward(inputs, heads, results, saved)
-        self._publish(made, seconds, made.steps.forward or 0)
+        self._publish(made, made.backward(given, saved), made.steps.forward or 0)
 
-    def _divided(self, arrays: Sequence[Array]) -> list[Sequence[Array]]:
-        """Return the inputs, as many arrays as there are outputs, and the others."""
-        first, end = self.inputs, self.inputs + self.outputs
-        return [arrays[:first], arrays[first:end], arrays[end:]]
-
-    def count_writes(self, addresses: Sequence[int], versions: list[int]) -> None:
+    def count_writes(self, given: Given) -> None:
         """Give the averages the versions that they have from now on: MXNet counts each pass as a
         write to them, also one that fails."""
         from ..network import residents
 
         for place in self._averages:
-            versions[place] += 1
-            residents.count_write(addresses[place], versions[place])
+            given.versions[place] += 1
+            residents.count_write(given.addresses[place], given.versions[place])
 
     def _publish(self, made: GpuTrainingProgram, seconds: list[float] | None, first: int) -> None:
         from .. import network
@@ -622,24 +613,19 @@ def _compute(part: int, number: int, version: int, versions: Any, addresses: Any
 
 
 def _pass(part: int, number: int, call: int, backward: int, versions: Any, addresses: Any) -> int:
-    from ..network import Array
+    from ..network.gpu_training import Given
 
     def work() -> None:
         opened = _opened[part]
         assert isinstance(opened, _Trained)
-        known = _arrays_of[number]
-        count = len(known) if backward else opened.inputs + opened.outputs
-        places, counts = addresses[:count], versions[:count]
-        opened.count_writes(places, counts)
-        # Most are as in the last pass.
-        arrays = [
-            each
-            if each.address == place and each.version == version
-            else Array(place, each.shape, each.dtype, version)
-            for each, place, version in zip(known, places, counts)
-        ]
-        known[:count] = arrays
-        (opened.backward if backward else opened.forward)(call, arrays)
+        arrays = _arrays_of[number]
+        count = len(arrays) if backward else opened.inputs + opened.outputs
+        given = Given(addresses[:count], versions[:count])
+        opened.count_writes(given)
+        if backward:
+            opened.backward(call, given)
+        else:
+            opened.forward(call, arrays[: opened.inputs], given)
 
     return errors.remembered(work)
 

@@ -5,11 +5,17 @@ import operator_fuzz
 from compiled_together import MachineOfMany
 
 from ece408_op.network import Array, Network
+from ece408_op.network.gpu_training import Given
 from ece408_op.operator.loading import load_mxnet
 
 
 def array(values, version=0):
     return Array(values.ctypes.data, values.shape, str(values.dtype), version)
+
+
+def given(*arrays):
+    """Return arrays for a pass on a GPU."""
+    return Given([each.address for each in arrays], [each.version for each in arrays])
 
 
 class Case:

@@ -1,7 +1,9 @@
 """Networks with gradients: random arrays, MXNet's results, and ours."""
 
+import itertools
+
 import numpy as np
-from gpu_networks import array
+from gpu_networks import array, given
 
 from ece408_op.network.training import Training, TrainingProgram
 from ece408_op.operator.loading import load_mxnet
@@ -88,7 +90,7 @@ class Recorded:
         self.program = training.program(inputs)
         self.outputs = [np.full(shape, np.nan, np.float32) for shape in self.program.output_shapes]
         self.saved = self._room()
-        self.program.forward(inputs, [array(each) for each in self.outputs], self._place())
+        self._run(self.program.forward, inputs, [array(each) for each in self.outputs])
         if isinstance(self.saved, np.ndarray):
             assert np.isnan(self.saved[-_GUARD:]).all()
 
@@ -97,16 +99,17 @@ class Recorded:
             return self.program.room()
         return np.full(self.program.saved_bytes // 4 + _GUARD, np.nan, np.float32)
 
-    def _place(self):
-        return self.saved.ctypes.data if isinstance(self.saved, np.ndarray) else self.saved
+    def _run(self, function, *groups):
+        if isinstance(self.saved, np.ndarray):
+            function(*groups, self.saved.ctypes.data)
+        else:
+            function(given(*itertools.chain(*groups)), self.saved)
 
     def backward(self):
         """Return the gradients and the new moving averages, by name."""
         results = [np.full(shape, np.nan, np.float32) for shape in self.program.result_shapes]
         heads, before = [array(each) for each in self.case.heads], np.array(self.saved)
-        self.program.backward(
-            *(self.inputs, heads, [array(each) for each in results], self._place())
-        )
+        self._run(self.program.backward, self.inputs, heads, [array(each) for each in results])
         assert np.array(self.saved).tobytes() == before.tobytes()
         wanted = self.case.wanted
         averages = results[len(wanted) :]

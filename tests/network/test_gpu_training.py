@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from compiled_together import MachineOfMany
 from compiled_together import machine as machine_at_once
-from gpu_networks import array, error
+from gpu_networks import array, error, given
 from gradient_cases import TrainingCase
 from gradient_symbols import BELOW, SHAPE, compare, layers, others, whole
 from gradient_symbols import small as small_symbol
@@ -124,7 +124,7 @@ def test_op_times_have_each_direction(small):
         inputs = [array(each) for each in small.arrays.values()]
         made = training.program(inputs)
         outputs = [np.empty(shape, np.float32) for shape in made.output_shapes]
-        seconds = made.forward(inputs, [array(each) for each in outputs], made.room())
+        seconds = made.forward(given(*inputs, *map(array, outputs)), made.room())
     assert not log
     assert len(seconds) == made.steps.forward
 
@@ -140,8 +140,8 @@ def test_dropout_is_drawn_again_in_the_backward_pass(mx, at_once):
     def run(seed):
         saved, (x,) = made.room(), case.arrays.values()
         outputs, dx = [np.empty_like(x) for _ in range(2)], np.empty_like(x)
-        made.forward([array(x)], [array(y) for y in outputs], saved, seed)
-        made.backward([array(x)], [array(each) for each in case.heads], [array(dx)], saved)
+        made.forward(given(*map(array, (x, *outputs))), saved, seed)
+        made.backward(given(*map(array, (x, *case.heads, dx))), saved)
         return *outputs, dx
 
     y, other, dx = run(1 << 32 | 5)
@@ -170,9 +170,9 @@ def test_a_resident_parameter_is_used_in_place(small, at_once):
         results = [np.empty(shape, np.float32) for shape in made.result_shapes]
         results[small.wanted.index(name)] = gradient
         saved = made.room()
-        made.forward(inputs, [array(each) for each in outputs], saved)
-        given = [array(each, 7) for each in results]
-        made.backward(inputs, [array(each) for each in small.heads], given, saved)
+        made.forward(given(*inputs, *map(array, outputs)), saved)
+        new = [array(each, 7) for each in results]
+        made.backward(given(*inputs, *map(array, small.heads), *new), saved)
         return outputs
 
     def fetched():
