@@ -36,6 +36,19 @@ def library() -> Any:
     return ctypes.CDLL(str(compiled_operator.LIBRARY))
 
 
+@functools.lru_cache(maxsize=1)
+def quick_library() -> Any:
+    """Return `library` for functions that end at once: other Python threads wait meanwhile, which
+    takes less time than to change between them."""
+    return ctypes.PyDLL(str(compiled_operator.LIBRARY))
+
+
+@functools.lru_cache(maxsize=1)
+def quick_mxnet() -> Any:
+    """Return MXNet's library for such functions."""
+    return ctypes.PyDLL(load_mxnet().base._LIB._name)
+
+
 def install(mxnet: Any) -> None:
     """Stop keeping weights when MXNet first lends its memory to another library by DLPack: MXNet
     does not count that library's writes."""

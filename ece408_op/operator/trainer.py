@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import functools
 import weakref
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -20,7 +21,7 @@ from ..network.machines.machine import GpuMachine
 from ..network.residents import Resident
 from ..network.update import Item, Table, Updates, states_of
 from . import array_memory, arrays_on_gpu, networks
-from .native_handles import library
+from .native_handles import quick_library, quick_mxnet
 
 # Rules of updates by MXNet's class of optimizers; a subclass may compute something else.
 _RULES = {
@@ -91,11 +92,10 @@ class _OnGpu:
                 self.resident.fetch_gradient()
 
     def wait(self) -> None:
-        """Wait until both arrays are there, for `bring`."""
+        """Wait until the gradient is there, for `bring`."""
         self.hide()
         try:
-            for each in self._both:
-                each.wait_to_read()
+            self.gradient.wait_to_read()
         except mx.MXNetError as error:
             # MXNet's has not the message of a part's.
             raise errors.take_failure() or error from None
@@ -143,6 +143,8 @@ class _OnGpu:
 
 # The parameters on GPUs, by context. Each belongs to the trainer that updated it last.
 _on_gpu: weakref.WeakKeyDictionary[Any, list[_OnGpu]] = weakref.WeakKeyDictionary()
+# Changes when `_on_gpu` does, and whenever a parameter may have other arrays.
+_generation = 0
 
 
 def _before_access(parameter: Any, taken: Sequence[Any]) -> None:
@@ -156,12 +158,14 @@ def _before_access(parameter: Any, taken: Sequence[Any]) -> None:
 
 def _leave(parameter: Any) -> None:
     """Let a parameter's arrays be used as others are, up to date."""
+    global _generation
+    _generation += 1
     for held in _on_gpu.pop(parameter, ()):
         held.close()
 
 
 def _writes_to(array: Any) -> int:
-    return int(library().ece408_writes_to(array.handle))
+    return int(quick_library().ece408_writes_to(array.handle))
 
 
 class _Given(NamedTuple):
@@ -188,6 +192,15 @@ class _Change(NamedTuple):
     number: int
     held: _OnGpu
     gradients: Sequence[_OnGpu]
+
+
+class _Step(NamedTuple):
+    """A step's changes, and the arrays that have new gradients, which the next one with the same
+    `key` also has."""
+
+    key: tuple[Any, ...] | None
+    arrays: Sequence[Any]
+    changes: Sequence[_Change]
 
 
 class Trainer(mx.gluon.Trainer):
@@ -223,6 +236,7 @@ class Trainer(mx.gluon.Trainer):
         self._tables: dict[GpuMachine, tuple[Any, Table]] = {}
         # Whether the next update adds up the gradients of all contexts.
         self._adds = False
+        self._last: _Step | None = None
 
     def save_states(self, fname: str) -> None:
         """Write the optimizer's states to a file, as `gluon.Trainer` does."""
@@ -247,22 +261,55 @@ class Trainer(mx.gluon.Trainer):
 
     def _update(self, ignore_stale_grad: bool = False) -> None:
         adds, self._adds = self._adds, False
+        changes = self._changes_as_before(adds)
+        if changes is None:
+            changes = self._changes(adds, ignore_stale_grad)
+        if changes:
+            self._change(changes)
+
+    def _changes_as_before(self, adds: bool) -> Sequence[_Change] | None:
+        """Return the changes of the last step if this one has the same; else `None`."""
+        last = self._last
+        if last is None or last.key != self._key(adds):
+            return None
+        flag = ctypes.c_int()
+        library, to = quick_mxnet(), ctypes.byref(flag)
+        for array in last.arrays:
+            library.MXNDArrayGetGradState(array.handle, to)
+            if not flag.value:
+                return None
+        for array in last.arrays:
+            library.MXNDArraySetGradState(array.handle, 0)
+        return last.changes
+
+    def _key(self, adds: bool) -> tuple[Any, ...] | None:
+        """Return what decides about a step's changes besides new gradients; `None` if there is no
+        GPU."""
+        if not self._runs_on_gpus():
+            return None
+        states = states_of(_RULES[type(self._optimizer)], vars(self._optimizer))
+        gpus = [_gpu_of(context) for context in self._contexts]
+        return adds, states, gpus, _generation, len(residents.averages)
+
+    def _changes(self, adds: bool, ignore_stale_grad: bool) -> Sequence[_Change]:
+        """Return the changes on GPUs, and let MXNet make the others."""
         given = self._given(ignore_stale_grad) if self._runs_on_gpus() else None
         gpus = [_gpu_of(context) for context in self._contexts] if given is not None else []
         if gpus != self._gpus:
             for number in list(self._on_gpu):
                 self._drop(number)
             self._gpus = gpus
+        self._last = None
         if given is None:
             if adds:
                 super()._allreduce_grads()
             super()._update(ignore_stale_grad)
-            return
+            return []
         states = states_of(_RULES[type(self._optimizer)], vars(self._optimizer))
         changes: list[_Change] = []
         self._hold_averages()
-        for each in given:
-            several = self._held(each, states)
+        held_of = [self._held(each, states) for each in given]
+        for each, several in zip(given, held_of):
             for array in each.arrays:
                 array._fresh_grad = False
             if several is None:
@@ -271,8 +318,11 @@ class Trainer(mx.gluon.Trainer):
             fresh = [held for held, is_fresh in zip(several, each.fresh) if is_fresh]
             for held in several if adds else fresh:
                 changes.append(_Change(each.number, held, fresh if adds else [held]))
-        if changes:
-            self._change(changes)
+        trained = sum(parameter.grad_req != "null" for parameter in self._params)
+        if len(given) == trained and None not in held_of and all(all(each.fresh) for each in given):
+            arrays = [array for each in given for array in each.arrays]
+            self._last = _Step(self._key(adds), arrays, changes)
+        return changes
 
     def _runs_on_gpus(self) -> bool:
         """Return whether there is a GPU, and it has the optimizer's rule."""
@@ -442,7 +492,14 @@ class Trainer(mx.gluon.Trainer):
     def __getstate__(self) -> dict[str, Any]:
         """For copies."""
         self._fetch_states(self._on_gpu)
-        return {**vars(self), "_on_gpu": {}, "_gpus": [], "_updates": {}, "_tables": {}}
+        return {
+            **vars(self),
+            "_on_gpu": {},
+            "_gpus": [],
+            "_updates": {},
+            "_tables": {},
+            "_last": None,
+        }
 
 
 def _gpu_of(context: Any) -> GpuMachine:
