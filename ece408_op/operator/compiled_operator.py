@@ -84,7 +84,7 @@ class _Call(ctypes.Structure):
     _fields_ = [
         ("layer", ctypes.c_char_p),
         *[(name, ctypes.c_int) for name in ("direction", "gpu", "type")],
-        ("sizes", ctypes.POINTER(ctypes.c_int64)),
+        ("sizes", ctypes.c_int64 * 4),
     ]
 
 
@@ -211,7 +211,7 @@ def _call(given: _Call) -> tuple[ConvProblem, dispatch.Layer, str]:
     description, _, name = given.layer.partition(b"\n")
     attributes = _layer(description)
     # One-dimensional arrays have no height.
-    x_shape = (*given.sizes[:2], *given.sizes[4 - attributes.spatial : 4])
+    x_shape = (*given.sizes[:2], *given.sizes[4 - attributes.spatial :])
     layer = attributes.layer_on() if given.gpu < 0 else attributes.layer_on("gpu", given.gpu)
     layer = dataclasses.replace(layer, name=json.loads(name))
     problem = problem_of(attributes, x_shape, _TYPES[given.type])

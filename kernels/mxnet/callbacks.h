@@ -62,13 +62,14 @@ struct ece408_driver {
 /* Before the first plan with launches. */
 ECE408_EXPORT void ece408_forward_drive(const ece408_driver* driver);
 
-/* A call of a layer, described by its node's attribute, in a direction of ece408.h, on this GPU or on
- * the CPU, for data of MXNet's type number `type` and of batch, channels, height and width `sizes`. */
+/* A call of a layer, described by its node's attribute (and, on a line of its own, its name), in a
+ * direction of ece408.h, on this GPU or on the CPU, for data of MXNet's type number `type` and of batch,
+ * channels, height and width `sizes`. */
 #define ECE408_ON_CPU -1
 struct ece408_call {
     const char* layer;
     int direction, gpu, type;
-    const int64_t* sizes;
+    int64_t sizes[4];
 };
 
 /* Functions of Python, which return 0 if they failed, and two of another library. */

@@ -16,9 +16,9 @@
 
 namespace {
 
-using ece408::Call;
 using ece408::Plan;
 using ece408::plans;
+using ece408::Times;
 using mxnet::ext::OpResource;
 
 // The attributes: the layer as Python describes it, and its convolution without the data's sizes.
@@ -121,29 +121,28 @@ private:
     // The argument of `ece408_compute`.
     using Arrays = std::array<void*, 4>;
 
-    Call call_of(const ece408_problem& p, int type, int direction) const {
-        return {layer_.description, direction, gpu_, type, {p.batch, p.channels, p.height, p.width}};
+    // For this object's lifetime.
+    ece408_call call_of(const ece408_problem& p, int type, int direction) const {
+        const char* const layer = layer_.description.c_str();
+        return {layer, direction, gpu_, type, {p.batch, p.channels, p.height, p.width}};
     }
 
     MXReturnValue compute(const MXTensor& x, int direction, const Arrays& arrays,
                           const OpResource& resource) const {
         ece408_problem p;
         if (!set_data(layer_, x.shape, &p)) return kRefused;
-        const Call call = call_of(p, x.dtype, direction);
+        const ece408_call call = call_of(p, x.dtype, direction);
         const auto plan = plans().plan(call);
-        const bool on_cpu = gpu_ == ECE408_ON_CPU;
-        // A GPU may still be busy when the call ends.
-        const bool is_timed = on_cpu || plans().logs;
-        ece408::Times times;
-        const bool is_done = on_cpu ? run_on_cpu(p, direction, *plan, arrays, &times)
-                                    : run_on_gpu(*plan, arrays, resource, is_timed ? &times : nullptr);
-        if (is_done) return success_if(!is_timed || plans().report(call, *plan, times));
+        Times times;
+        const bool is_done = gpu_ == ECE408_ON_CPU ? run_on_cpu(p, direction, *plan, arrays, &times)
+                                                   : run_on_gpu(*plan, arrays, resource, &times);
         // Python also computes after a kernel's failure, to report the reason.
-        return success_if(plans().compute(call, arrays.data()));
+        return success_if(is_done ? plans().report(call, *plan, times)
+                                  : plans().compute(call, arrays.data()));
     }
 
     static bool run_on_cpu(const ece408_problem& p, int direction, const Plan& plan,
-                           const Arrays& arrays, ece408::Times* times) {
+                           const Arrays& arrays, Times* times) {
         if (!plan.function) return false;
         const auto start = ece408::Clock::now();
         const int status = run(p, direction, plan, arrays);
@@ -151,17 +150,17 @@ private:
         return status == ECE408_OK;
     }
 
-    // Without op times it returns after enqueuing.
+    // Unless op times are collected it returns after enqueuing, without times: the GPU may still be busy.
     static bool run_on_gpu(const Plan& plan, const Arrays& arrays, const OpResource& resource,
-                           ece408::Times* times) {
+                           Times* times) {
         void* const stream = resource.get_cuda_stream();
         void* const workspace = memory(resource, plan.workspace_bytes);
         void* const all[] = {arrays[0], arrays[1], arrays[2], arrays[3], workspace};
         static_assert(std::size(all) == ECE408_WORKSPACE + 1, "the workspace is the last");
         const bool has_memory = workspace || plan.workspace_bytes == 0;
         if (!plan.launches.empty() && has_memory &&
-            (times ? run_timed(plan.launches, all, stream, times)
-                   : enqueue(plan.launches, all, stream)))
+            (plans().logs ? run_timed(plan.launches, all, stream, times)
+                          : enqueue(plan.launches, all, stream)))
             return true;
         // Python computes on its own stream, and meets this stream's failures itself.
         ece408::wait_for(stream);

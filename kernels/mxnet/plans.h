@@ -21,25 +21,14 @@
 
 namespace ece408 {
 
-// One layer, as described by its node's attribute, in one direction, for data of one type and size.
-struct Call {
-    std::string layer;  // and, on a line of its own, its name
-    int direction = ECE408_FORWARD, gpu = ECE408_ON_CPU, type = 0;
-    std::array<int64_t, 4> sizes{};
-
-    // As Python gets it, for this object's lifetime.
-    ece408_call given() const {
-        return {layer.empty() ? nullptr : layer.c_str(), direction, gpu, type, sizes.data()};
-    }
-    // Layers that differ in name only have one plan: each new net of Gluon's has new names.
-    bool operator<(const Call& other) const {
-        const auto key = [](const Call& of) {
-            const std::string_view all = of.layer, line = all.substr(0, all.find('\n'));
-            return std::tuple(of.sizes, of.type, of.direction, of.gpu, line);
-        };
-        return key(*this) < key(other);
-    }
-};
+// What calls with one plan have in common. Layers that differ in name only have one plan: each new net
+// of Gluon's has new names.
+inline auto key_of(const ece408_call& call) {
+    const std::string_view all = call.layer ? call.layer : "";
+    const auto& [batch, channels, height, width] = call.sizes;
+    return std::tuple(batch, channels, height, width, call.type, call.direction, call.gpu,
+                      std::string(all.substr(0, all.find('\n'))));
+}
 
 struct Plan : ece408_plan {
     std::vector<Launch> launches;
@@ -76,40 +65,38 @@ public:
         return generation_;
     }
 
-    std::shared_ptr<const Plan> plan(const Call& call) {
+    std::shared_ptr<const Plan> plan(const ece408_call& call) {
+        const auto key = key_of(call);
         uint64_t generation;
         {
             const std::lock_guard<std::mutex> lock(mutex_);
             watch_environment();
-            const auto found = plans_.find(call);
+            const auto found = plans_.find(key);
             if (found != plans_.end()) return found->second;
             generation = generation_;
         }
         const auto answer = std::make_shared<Plan>();
-        const ece408_call given = call.given();
-        run_python([&] { return functions_.ask(&given, answer.get()); });
+        run_python([&] { return functions_.ask(&call, answer.get()); });
         // A plan that could not be made has none.
         if (answer->threads < 1) answer->threads = 1;
         const std::lock_guard<std::mutex> lock(mutex_);
         if (plans_.size() >= kMostPlans) plans_.clear();
-        if (generation == generation_) plans_[call] = answer;
+        if (generation == generation_) plans_[key] = answer;
         return answer;
     }
 
     // Threads for work other than convolutions.
     int threads() { return plan({})->threads; }
 
-    bool compute(const Call& call, void* const* arrays) {
-        const ece408_call given = call.given();
-        return run_python([&] { return functions_.compute(&given, arrays); }) != 0;
+    bool compute(const ece408_call& call, void* const* arrays) {
+        return run_python([&] { return functions_.compute(&call, arrays); }) != 0;
     }
 
-    // Reports the duration of a call by a plan to Python, if op times are collected; false if that
-    // failed.
-    bool report(const Call& call, const Plan& plan, const Times& times) {
-        const ece408_call given = call.given();
-        return !logs || run_python([&] {
-            return functions_.report(&given, &plan, times.all, times.gpu);
+    // Reports the duration of a call by a plan to Python, if it has one and op times are collected;
+    // false if that failed.
+    bool report(const ece408_call& call, const Plan& plan, const Times& times) {
+        return !logs || times.all == 0 || run_python([&] {
+            return functions_.report(&call, &plan, times.all, times.gpu);
         }) != 0;
     }
 
@@ -128,7 +115,7 @@ private:
     }
 
     std::mutex mutex_;
-    std::map<Call, std::shared_ptr<const Plan>> plans_;
+    std::map<decltype(key_of({})), std::shared_ptr<const Plan>> plans_;
     std::array<std::string, std::size(kVariables)> environment_;
     uint64_t generation_ = 0;
     ece408_forward_functions functions_{};
