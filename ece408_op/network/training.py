@@ -129,15 +129,14 @@ class TrainingProgram(CpuCode, TwoPasses):
     of exactly these shapes, and raise `InvalidProblem` for others, and `NotEnoughMemory`."""
 
     def __init__(self, steps: Steps, inputs: list[Value], outputs: int, arena: _Arena) -> None:
-        super().__init__(steps, inputs)
+        super().__init__(steps, inputs[: len(inputs) - outputs])
         self._values, self._outputs, self._arena = inputs, outputs, arena
 
     def forward(self, inputs: Sequence[Array], outputs: Sequence[Array], saved: int) -> None:
         """Compute the outputs, and save at an address what `backward` reads."""
         values = self._values[: len(self._values) - self._outputs]
         _check([*inputs, *outputs], [*values, *self.steps.outputs[: self._outputs]])
-        none = [_NONE] * self._outputs
-        self._compute(slice(self.steps.forward), [*inputs, *none, *outputs], saved)
+        self._compute(slice(self.steps.forward), [*inputs, *outputs], saved)
 
     def backward(
         self,
@@ -150,11 +149,11 @@ class TrainingProgram(CpuCode, TwoPasses):
         outputs. The inputs are those of the forward pass."""
         given = [*inputs, *head_gradients]
         _check([*given, *results], [*self._values, *self.steps.outputs[self._outputs :]])
-        none = [_NONE] * self._outputs
-        self._compute(slice(self.steps.forward, None), [*given, *none, *results], saved)
+        self._compute(slice(self.steps.forward, None), [*given, *results], saved)
 
     def _compute(self, part: slice, arrays: Sequence[Array], saved: int) -> None:
-        """Run one of the passes on the inputs and the outputs, as far as it uses them."""
+        """Run one of the passes on its arrays: the outputs, or the gradients for them, follow the
+        inputs."""
         bases = (ctypes.c_void_p * (1 + self.first_kept))()
         for number, array in enumerate(arrays, 1):
             bases[number] = array.address
@@ -167,9 +166,6 @@ class TrainingProgram(CpuCode, TwoPasses):
                 self._arena.memory = Memory(self.arena_bytes)
             bases[0] = self._arena.memory.address
             program.run(steps, len(steps), bases, settings.threads(), self.isa)
-
-
-_NONE = Array(0, (), "float32", 0)
 
 
 def _check(arrays: Sequence[Array], expected: Sequence[Value]) -> None:

@@ -41,22 +41,17 @@ _PYTHON_COMPUTES = 2
 
 _SIZES = ctypes.POINTER(ctypes.c_int64)
 _Make = ctypes.CFUNCTYPE(
-    ctypes.c_int, ctypes.c_int, _SIZES, ctypes.c_int64, ctypes.c_void_p, ctypes.c_int
+    ctypes.c_int, ctypes.c_int64, _SIZES, ctypes.c_int64, ctypes.c_void_p, ctypes.c_int
 )
 _Report = ctypes.CFUNCTYPE(
     *(ctypes.c_int, ctypes.c_int64, ctypes.POINTER(ctypes.c_double)),
     *(ctypes.c_int64, ctypes.c_int64, ctypes.c_int, ctypes.c_int64, ctypes.c_int64),
 )
-_Forget = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_int64)
-_Close = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_int)
-_VERSIONS, _ADDRESSES = ctypes.POINTER(ctypes.c_uint64), ctypes.POINTER(ctypes.c_size_t)
 _Compute = ctypes.CFUNCTYPE(
-    *(ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_uint64, _VERSIONS, _ADDRESSES)
+    *(ctypes.c_int, ctypes.c_int64, ctypes.c_int64, ctypes.c_int64, ctypes.c_int, ctypes.c_uint64),
+    *(ctypes.POINTER(ctypes.c_uint64), ctypes.POINTER(ctypes.c_size_t)),
 )
-_Pass = ctypes.CFUNCTYPE(
-    *(ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64, ctypes.c_int),
-    *(_VERSIONS, _ADDRESSES),
-)
+_End = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_int, ctypes.c_int64)
 
 
 class _Code(ctypes.Structure):
@@ -64,33 +59,36 @@ class _Code(ctypes.Structure):
 
     _fields_ = [
         ("steps", ctypes.c_void_p),
-        *[(name, _SIZES) for name in ("kept", "packed", "reads")],
-        *[(name, ctypes.c_int64) for name in ("number", "step_count", "kept_count")],
-        *[(name, ctypes.c_int64) for name in ("packed_count", "read_count", "bytes", "isa")],
+        *[(name, _SIZES) for name in ("outputs", "kept", "weights")],
+        *[(name, ctypes.c_int64) for name in ("number", "step_count", "output_count")],
+        *[(name, ctypes.c_int64) for name in ("kept_count", "weight_count", "bytes", "isa")],
         *[(name, ctypes.c_int64) for name in ("forward_steps", "saved_bytes")],
     ]
 
-    @classmethod
-    def of(
-        cls,
-        steps: Any,
-        kept: Iterable[KeptCode] = (),
-        packed: Sequence[int] = (),
-        reads: Sequence[int] = (),
-        **others: int,
-    ) -> _Code:
-        numbers = [each.number for each in kept]
-        return cls(
-            steps=ctypes.cast(steps, ctypes.c_void_p),
-            kept=_integers(numbers),
-            packed=_integers(packed),
-            reads=_integers(reads),
-            step_count=len(steps or ()),
-            kept_count=len(numbers),
-            packed_count=len(packed),
-            read_count=len(reads),
-            **others,
-        )
+
+def _give(
+    target: ctypes.c_void_p,
+    number: int,
+    steps: Any = None,
+    shapes: Iterable[Sequence[int]] = (),
+    kept: Iterable[KeptCode] = (),
+    weights: Sequence[int] = (),
+    forward_steps: int | None = None,
+    isa: str | None = None,
+    **others: int,
+) -> bool:
+    """Give the library code for a program; return whether it has taken it. `shapes` are those of a
+    program's outputs."""
+    outputs = [size for shape in shapes for size in (len(shape), *shape)]
+    lists = outputs, [each.number for each in kept], weights
+    made = _Code(
+        *(ctypes.cast(steps, ctypes.c_void_p), *map(_integers, lists)),
+        *(number, len(steps or ()), *map(len, lists)),
+        isa=native.ISA_CODES[isa] if isa else 0,
+        forward_steps=len(steps or ()) if forward_steps is None else forward_steps,
+        **others,
+    )
+    return bool(_library().ece408_part_take(target, ctypes.byref(made)))
 
 
 _numbers = itertools.count(1)
@@ -108,8 +106,8 @@ _recorded: dict[int, tuple[GpuTrainingProgram, Saved]] = {}
 def install() -> None:
     """Register this module's functions with the operator, if MXNet has loaded it."""
     if compiled_operator.missing() is None:
-        _library().ece408_part_use(ctypes.byref(_FUNCTIONS))
         functions = load_mxnet().base._LIB
+        _library().ece408_part_use(ctypes.byref(_FUNCTIONS), _of_mxnet(functions))
         functions.MXAutogradBackwardEx = _predicting(functions)
         for name in ("MXRandomSeed", "MXRandomSeedContext"):
             setattr(functions, name, _seeding(getattr(functions, name)))
@@ -228,9 +226,8 @@ class Parts:
         types = ["float32"] * (len(shapes) + len(graph["heads"]))
         node = self._node(opened, kinds, types, name)
         uses = opened.uses()
-        places = (ctypes.c_int * len(uses))(*(place for place, _ in uses))
-        letters = "".join(use for _, use in uses).encode()
-        _library().ece408_part_train(self.numbers[-1], places, letters, len(uses))
+        both = ((ctypes.c_int * len(uses))(*(use[k] for use in uses)) for k in (0, 1))
+        _library().ece408_part_train(self.numbers[-1], *both, len(uses))
         self.fixed[node["attrs"]["part"]] = [place for place, use in uses if use == _SET_TO_1]
         return node
 
@@ -287,7 +284,6 @@ class DirectCalls:
         self._array = "_np_ndarray_cls" if is_np else "_ndarray_cls"
         self._handles: Any = None
         self._function = _library().ece408_part_call
-        self._mxnet = _mxnet()
 
     def hold(self, given: Sequence[Any]) -> None:
         """Take the parameters of the next calls, which the caller keeps alive."""
@@ -306,9 +302,7 @@ class DirectCalls:
             handles[place] = given[number].handle
         results = (ctypes.c_void_p * self._opened.outputs)()
         limit, version = ctypes.c_int64(self._most_bytes), ctypes.c_uint64()
-        status = self._function(
-            *(self._part, handles, results, limit, self._mxnet, ctypes.byref(version))
-        )
+        status = self._function(self._part, handles, results, limit, ctypes.byref(version))
         array = getattr(_global_var, self._array)
         arrays = [array(NDArrayHandle(each)) for each in results if each is not None]
         check_call(min(status, 0))
@@ -324,20 +318,15 @@ class DirectCalls:
 class _Functions(ctypes.Structure):
     """The header's `ece408_part_functions`."""
 
-    _fields_ = [
-        *[("make", _Make), ("report", _Report), ("forget", _Forget), ("close", _Close)],
-        *[("compute", _Compute), ("pass_", _Pass), ("end", _Forget)],
-    ]
+    _fields_ = [("make", _Make), ("report", _Report), ("compute", _Compute), ("end", _End)]
 
 
-@functools.lru_cache(maxsize=1)
-def _mxnet() -> Any:
+def _of_mxnet(functions: Any) -> Any:
     """Return the header's `ece408_mxnet`."""
     names = (
         *("MXNDArrayWaitToRead", "MXNDArrayGetData", "MXNDArrayCreateEx"),
         "MXEnginePushSyncND",
     )
-    functions = load_mxnet().base._LIB
     addresses = (ctypes.cast(getattr(functions, name), ctypes.c_void_p) for name in names)
     return (ctypes.c_void_p * len(names))(*addresses)
 
@@ -374,7 +363,7 @@ class _Opened:
             for name, kind in zip(self._names, self._kinds)
         )
 
-    def uses(self) -> list[tuple[int, str]]:
+    def uses(self) -> list[tuple[int, int]]:
         return []
 
     def make(self, sizes: Sequence[int], target: ctypes.c_void_p) -> None:
@@ -389,25 +378,18 @@ class _Opened:
             shapes = self._network.output_shapes(inputs)
             typed = zip(shapes, self._types[len(inputs) :])
             _arrays_of[number] = [*inputs, *(Array(0, *each, 0) for each in typed)]
-            _give_shapes(shapes, target)
-            _library().ece408_part_give(target, ctypes.byref(_Code.of(None, number=number)))
+            _give(target, number, shapes=shapes)
             return
         settled = settings.precision(), chosen_isa()
         kept = [each for each in self.kept.values() if each.settings == settled]
         code = self._network.code(inputs, self._types[len(inputs) :], kept)
-        _give_shapes([value.shape for value in code.steps.outputs], target)
-        given = True
-        for each in code.kept:
-            if each.number not in self.kept:
-                given = given and self._keep(each, target)
-        made = _Code.of(
-            *(code.for_images, code.kept),
-            reads=code.reads,
-            number=number,
+        new = [each for each in code.kept if each.number not in self.kept]
+        shapes = [value.shape for value in code.steps.outputs]
+        if not all(self._keep(each, target) for each in new) or not _give(
+            *(target, number, code.for_images, shapes, code.kept, code.reads),
+            isa=code.isa,
             bytes=code.arena_bytes,
-            isa=native.ISA_CODES[code.isa],
-        )
-        if not given or not _library().ece408_part_give(target, ctypes.byref(made)):
+        ):
             raise errors.NotEnoughMemory(
                 f"a network keeps {sum(each.nbytes for each in code.kept)} bytes of its weights, "
                 "and there is no room"
@@ -417,18 +399,11 @@ class _Opened:
     def _keep(self, kept: KeptCode, target: ctypes.c_void_p) -> bool:
         self.kept[kept.number] = kept
         _keepers[kept.number] = self
-        made = _Code.of(
-            *(kept.steps, kept.before, kept.packed),
-            number=kept.number,
+        return _give(
+            *(target, kept.number, kept.steps, (), kept.before, kept.packed),
+            isa=kept.settings[1],
             bytes=kept.nbytes,
-            isa=native.ISA_CODES[kept.settings[1]],
         )
-        return bool(_library().ece408_part_keep(target, ctypes.byref(made)))
-
-
-def _give_shapes(shapes: Iterable[tuple[int, ...]], target: ctypes.c_void_p) -> None:
-    for shape in shapes:
-        _library().ece408_part_output(target, _integers(shape), len(shape))
 
 
 def _described(array: Any) -> Array:
@@ -439,7 +414,7 @@ def _described(array: Any) -> Array:
 
 
 # The header's uses of inputs.
-_WANTED, _AVERAGE, _SET_TO_1 = "wa1"
+_WANTED, _AVERAGE, _SET_TO_1 = range(3)
 
 
 class _Trained:
@@ -466,7 +441,7 @@ class _Trained:
         self._training.program([Array(0, shape, "float32", 0) for shape in shapes])
         self._averages = [self._names.index(name) for name in self._training.averages]
 
-    def uses(self) -> list[tuple[int, str]]:
+    def uses(self) -> list[tuple[int, int]]:
         """Return inputs and their uses."""
         each = (
             *((name, _WANTED) for name in self._wanted),
@@ -485,26 +460,41 @@ class _Trained:
 
         inputs = list(_arrays(sizes))
         code, number = self._training.program(inputs), -next(_numbers)
-        _give_shapes(code.output_shapes, target)
         if self.in_python:
             shapes = *code.output_shapes, *code.result_shapes
             _arrays_of[number] = [*inputs, *(Array(0, each, "float32", 0) for each in shapes)]
-            _library().ece408_part_give(target, ctypes.byref(_Code.of(None, number=number)))
+            _give(target, number, shapes=code.output_shapes)
             return
         code = cast("TrainingProgram", code)
-        made = _Code.of(
-            code.for_images,
-            number=number,
+        _give(
+            *(target, number, code.for_images, code.output_shapes),
+            isa=code.isa,
             bytes=code.arena_bytes,
-            isa=native.ISA_CODES[code.isa],
             forward_steps=code.steps.forward or 0,
             saved_bytes=code.saved_bytes,
         )
-        _library().ece408_part_give(target, ctypes.byref(made))
         _programs[number] = code.steps
 
-    def forward(self, call: int, inputs: Sequence[Array], given: Given) -> None:
-        """Compute the forward pass of a recorded call on a GPU. `inputs` have types and shapes."""
+    def compute(
+        self,
+        call: int,
+        is_backward: bool,
+        versions: Any,
+        addresses: Any,
+        arrays: Sequence[Array],
+    ) -> None:
+        """Compute a pass of a recorded call on a GPU; `arrays` have types and shapes."""
+        from ..network.gpu_training import Given
+
+        count = len(arrays) if is_backward else self.inputs + self.outputs
+        given = Given(addresses[:count], versions[:count])
+        self._count_writes(given)
+        if is_backward:
+            self._backward(call, given)
+        else:
+            self._forward(call, arrays[: self.inputs], given)
+
+    def _forward(self, call: int, inputs: Sequence[Array], given: Given) -> None:
         made = cast("GpuTrainingProgram", self._training.program(inputs))
         known, saved = _recorded.get(call, (None, None))
         if saved is None or known is not made:
@@ -512,12 +502,11 @@ class _Trained:
         _recorded[call] = made, saved
         self._publish(made, made.forward(given, saved, _seeds.next(self._device)), 0)
 
-    def backward(self, call: int, given: Given) -> None:
-        """Compute its backward pass."""
+    def _backward(self, call: int, given: Given) -> None:
         made, saved = _recorded[call]
         self._publish(made, made.backward(given, saved), made.steps.forward or 0)
 
-    def count_writes(self, given: Given) -> None:
+    def _count_writes(self, given: Given) -> None:
         """Give the averages the versions that they have from now on: MXNet counts each pass as a
         write to them, also one that fails."""
         from ..network import residents
@@ -582,60 +571,39 @@ def _report(
     return errors.remembered(work)
 
 
-def _forget(number: int) -> int:
+def _compute(
+    part: int, number: int, call: int, backward: int, version: int, versions: Any, addresses: Any
+) -> int:
     def work() -> None:
-        _programs.pop(number, None)
-        _arrays_of.pop(number, None)
-        keeper = _keepers.pop(number, None)
-        if keeper is not None:
-            del keeper.kept[number]
-
-    return errors.remembered(work)
-
-
-def _close(number: int) -> int:
-    def work() -> None:
-        opened = _opened.pop(number)
-        if opened.on_gpu is not None:
-            opened.on_gpu.retire()
-
-    _refusals.pop(number, None)
-    return errors.remembered(work)
-
-
-def _compute(part: int, number: int, version: int, versions: Any, addresses: Any) -> int:
-    def work() -> None:
-        on_gpu, arrays = _opened[part].on_gpu, _arrays_of[number]
-        assert on_gpu is not None
-        on_gpu.compute(version, versions, addresses, arrays)
-
-    return errors.remembered(work)
-
-
-def _pass(part: int, number: int, call: int, backward: int, versions: Any, addresses: Any) -> int:
-    from ..network.gpu_training import Given
-
-    def work() -> None:
-        opened = _opened[part]
-        assert isinstance(opened, _Trained)
-        arrays = _arrays_of[number]
-        count = len(arrays) if backward else opened.inputs + opened.outputs
-        given = Given(addresses[:count], versions[:count])
-        opened.count_writes(given)
-        if backward:
-            opened.backward(call, given)
+        opened, arrays = _opened[part], _arrays_of[number]
+        if isinstance(opened, _Trained):
+            opened.compute(call, bool(backward), versions, addresses, arrays)
         else:
-            opened.forward(call, arrays[: opened.inputs], given)
+            assert opened.on_gpu is not None
+            opened.on_gpu.compute(version, versions, addresses, arrays)
 
     return errors.remembered(work)
 
 
-def _end(call: int) -> int:
-    _recorded.pop(call, None)
-    return 1
+def _end(what: int, number: int) -> int:
+    return errors.remembered(lambda: _ENDS[what](number))
 
 
-_FUNCTIONS = _Functions(
-    *(_Make(_make), _Report(_report), _Forget(_forget), _Close(_close), _Compute(_compute)),
-    *(_Pass(_pass), _Forget(_end)),
-)
+def _end_part(number: int) -> None:
+    _refusals.pop(number, None)
+    opened = _opened.pop(number)
+    if opened.on_gpu is not None:
+        opened.on_gpu.retire()
+
+
+def _end_code(number: int) -> None:
+    _programs.pop(number, None)
+    _arrays_of.pop(number, None)
+    keeper = _keepers.pop(number, None)
+    if keeper is not None:
+        del keeper.kept[number]
+
+
+# In the order of the header's `ece408_ended`.
+_ENDS = (_end_part, _end_code, lambda call: _recorded.pop(call, None))
+_FUNCTIONS = _Functions(_Make(_make), _Report(_report), _Compute(_compute), _End(_end))

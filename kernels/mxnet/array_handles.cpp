@@ -12,9 +12,10 @@
 #include <mxnet/ndarray.h>
 
 #include <atomic>
+#include <memory>
+#include <thread>
 
 #include "array_handles.h"
-#include "callbacks.h"
 
 namespace {
 
@@ -37,10 +38,6 @@ struct ManagedTensor {
 
 }  // namespace
 
-size_t ece408::writes_to(const void* handle) {
-    return static_cast<const mxnet::NDArray*>(handle)->version();
-}
-
 bool ece408::add(const void* handle, Sizes* sizes, int* device) {
     const auto& array = *static_cast<const mxnet::NDArray*>(handle);
     const mxnet::TShape& shape = array.shape();
@@ -51,14 +48,31 @@ bool ece408::add(const void* handle, Sizes* sizes, int* device) {
     return true;
 }
 
-const void* ece408::first_cpu() {
-    static const mxnet::Context context = mxnet::Context::CPU(0);
-    return &context;
+int ece408::at_once(std::vector<void*>& reads, const std::function<int()>& work) {
+    struct Task {
+        std::thread::id caller;
+        const std::function<int()>* work;
+        int result;
+    };
+    using Shared = std::shared_ptr<Task>;
+    const Shared task(new Task{std::this_thread::get_id(), &work, 0});
+    const auto run = [](void*, void* given) {
+        Task& task = **static_cast<Shared*>(given);
+        // After a wait MXNet runs it on another thread, or when the caller has gone.
+        if (std::this_thread::get_id() == task.caller && task.work) task.result = (*task.work)();
+    };
+    const auto end = [](void* task) { delete static_cast<Shared*>(task); };
+    const mxnet::Context first_cpu = mxnet::Context::CPU(0);
+    const auto property = mxnet::FnProperty::kAsync;
+    const int status = of_mxnet.push(run, new Shared(task), end, &first_cpu, reads.data(),
+                                     static_cast<int>(reads.size()), nullptr, 0, &property, 0,
+                                     "ece408_part");
+    task->work = nullptr;
+    return status == 0 ? task->result : 0;
 }
 
-const void* ece408::run_at_once() {
-    static const mxnet::FnProperty property = mxnet::FnProperty::kAsync;
-    return &property;
+int64_t ece408_writes_to(const void* handle) {
+    return static_cast<int64_t>(static_cast<const mxnet::NDArray*>(handle)->version());
 }
 
 int ece408_is_foreign(const void* handle) {

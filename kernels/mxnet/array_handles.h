@@ -1,15 +1,16 @@
 // Properties of arrays and of the engine that MXNet's own headers have, but lib_api.h has not.
 #pragma once
 
-#include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <vector>
+
+#include "callbacks.h"
 
 namespace ece408 {
 
-// The number of completed writes to the array of an NDArrayHandle. MXNet counts for all arrays in
-// the same memory; during a write, the count is not reliable.
-size_t writes_to(const void* handle);
+// MXNet's functions, once Python has passed them.
+inline ece408_mxnet of_mxnet{};
 
 // Arrays' types, by MXNet's numbers, each with its number of dimensions, and these.
 using Sizes = std::vector<int64_t>;
@@ -24,9 +25,8 @@ void add(int type, const Shape& shape, Sizes* sizes) {
 // the CPU.
 bool add(const void* handle, Sizes* sizes, int* device);
 
-// For MXNet's engine: the first CPU, a ContextHandle, and the property of functions that run at
-// once if they need not wait, an EngineFnPropertyHandle.
-const void* first_cpu();
-const void* run_at_once();
+// What `work` returns, on this thread, or 0, without it, if the arrays have pending writes or
+// failures. Later writes by MXNet wait for its end.
+int at_once(std::vector<void*>& reads, const std::function<int()>& work);
 
 }  // namespace ece408

@@ -2,6 +2,8 @@
  * lib_api.h. */
 #pragma once
 
+#include <mxnet/c_api.h>
+
 #include <cstdint>
 
 #include "../cpu/network/program.h"
@@ -103,8 +105,9 @@ ECE408_EXPORT void ece408_memory_is_shared(void);
 /* 1 if the array of a handle is in memory that is not MXNet's own. */
 ECE408_EXPORT int ece408_is_foreign(const void* handle);
 
-/* The number of completed writes to the array of a handle. */
-ECE408_EXPORT int64_t ece408_writes_to(void* handle);
+/* The number of completed writes to the array of a handle. MXNet counts for all arrays in the same
+ * memory; during a write, the count is not reliable. */
+ECE408_EXPORT int64_t ece408_writes_to(const void* handle);
 
 /* The deleter of a DLPack tensor: sets its manager, an `int`, to 0. */
 ECE408_EXPORT void ece408_memory_is_free(void* tensor);
@@ -112,36 +115,28 @@ ECE408_EXPORT void ece408_memory_is_free(void* tensor);
 /* What Python makes of a part of a graph for inputs of given shapes. */
 struct ece408_program;
 
+/* What Python ends, by its number: a part; a program, or what is kept; a recorded call. */
+enum ece408_ended { ECE408_PART, ECE408_CODE, ECE408_RECORDED };
+
 /* Functions of Python for parts, which have numbers. Each returns 0 if it failed. */
 struct ece408_part_functions {
-    /* Makes a program by `ece408_part_output`, `ece408_part_keep` and `ece408_part_give`. `sizes` has
-     * for each input its type, by MXNet's number, its number of dimensions, and these. Only failures
-     * in a call are reported. */
-    int (*make)(int part, const int64_t* sizes, int64_t count, ece408_program* program, int is_call);
+    /* Makes a program by `ece408_part_take`. `sizes` has for each input its type, by MXNet's number,
+     * its number of dimensions, and these. Only failures in a call are reported. */
+    int (*make)(int64_t part, const int64_t* sizes, int64_t count, ece408_program* program,
+                int is_call);
     /* Takes the seconds of each of `count` steps of a call from step `first` on, or the status of a
      * step that failed, and its kind. */
     int (*report)(int64_t program, const double* seconds, int64_t first, int64_t count, int status,
                   int64_t step, int64_t kind);
-    /* Ends a program, or what is kept. */
-    int (*forget)(int64_t number);
-    /* Ends a part. */
-    int (*close)(int part);
     /* Computes a call of a part that Python computes, with this version of all inputs but data, and
-     * these of each, and the addresses of inputs and outputs. */
-    int (*compute)(int part, int64_t program, uint64_t version, const uint64_t* versions,
-                   void* const* addresses);
-    /* Computes a pass of a part with gradients that Python computes, for the recorded call of this
-     * number, which is not 0. Arrays have addresses, and MXNet's counts of writes as versions: first
-     * the inputs; forward, then the outputs; `backward`, then the gradients for the outputs, the wanted
-     * gradients, and the moving averages. */
-    int (*pass)(int part, int64_t program, int64_t call, int backward, const uint64_t* versions,
-                void* const* addresses);
-    /* Ends a recorded call. */
-    int (*end)(int64_t call);
+     * the versions and addresses of inputs and outputs. For a part with gradients: a pass of the
+     * recorded call of this number, which is not 0; versions are MXNet's counts of writes. `backward`,
+     * the inputs are followed by the gradients for the outputs, the wanted gradients, and the moving
+     * averages. */
+    int (*compute)(int64_t part, int64_t program, int64_t call, int backward, uint64_t version,
+                   const uint64_t* versions, void* const* addresses);
+    int (*end)(int what, int64_t number);
 };
-
-/* Before the first part. */
-ECE408_EXPORT void ece408_part_use(const ece408_part_functions* functions);
 
 /* The kinds of a part's inputs, one character each: data, with a row for each image; a parameter; or
  * a computed array that is the same for all images. */
@@ -156,11 +151,9 @@ ECE408_EXPORT void ece408_part_open(int part, const char* kinds, const int* type
 
 /* Gives the part gradients. Of `count` inputs: one whose gradient is wanted, in the order of the
  * program's results; a moving average, for the results after these; and a gamma that training sets to
- * 1. */
-#define ECE408_WANTED 'w'
-#define ECE408_AVERAGE 'a'
-#define ECE408_SET_TO_1 '1'
-ECE408_EXPORT void ece408_part_train(int part, const int* inputs, const char* uses, int count);
+ * 1, as MXNet's BatchNorm does. */
+enum ece408_use { ECE408_WANTED, ECE408_MOVING_AVERAGE, ECE408_SET_TO_1, ECE408_USES };
+ECE408_EXPORT void ece408_part_train(int part, const int* inputs, const int* uses, int count);
 
 /* Whether backward passes from now on are of prediction. Parts refuse them if they moved averages: the
  * status of their report is ECE408_PREDICTS. */
@@ -173,39 +166,35 @@ ECE408_EXPORT void ece408_part_forget(int part, const char* kinds);
 /* No new node has this part from now on; it ends with its last node. */
 ECE408_EXPORT void ece408_part_release(int part);
 
-/* Adds the shape of the next output. */
-ECE408_EXPORT void ece408_part_output(ece408_program* program, const int64_t* shape, int dimensions);
-
-/* What Python makes: a program, or what programs keep of weights, which steps make. Operands of a
- * program's steps are in an arena of `bytes`, the inputs, the outputs, and what is `kept`, by numbers;
- * those of what is kept are in nothing, the inputs, what is `kept` before, and itself, of `bytes`.
- * `packed` are the places of packed weights in it. A program, whose number is negative, also `reads`
- * weights, the inputs of these numbers, in place. One with gradients has `forward_steps`, then those of
- * the backward pass, and `saved_bytes` between them. */
+/* What Python makes: a program, whose number is negative, or what it is the first to keep of weights,
+ * which steps make. Operands of a program's steps are in an arena of `bytes`, the inputs, the outputs,
+ * and what is `kept`, by numbers; those of what is kept are in nothing, the inputs, what is `kept`
+ * before, and itself, of `bytes`. `weights` are the places of packed ones in it; of a program, the inputs
+ * that it also reads in place. `outputs` has for each of a program its number of dimensions, and these.
+ * With gradients, `forward_steps` are followed by those of the backward pass, which reads the gradients
+ * for the outputs in their place; the wanted gradients, the new averages and `saved_bytes` between the
+ * passes are after them. */
 struct ece408_code {
     const ece408_step* steps;
-    const int64_t *kept, *packed, *reads;
-    int64_t number, step_count, kept_count, packed_count, read_count, bytes;
+    const int64_t *outputs, *kept, *weights;
+    int64_t number, step_count, output_count, kept_count, weight_count, bytes;
     int64_t isa, forward_steps, saved_bytes;
 };
 
-/* Keeps it for the program; 0 if there is no memory. */
-ECE408_EXPORT int ece408_part_keep(ece408_program* program, const ece408_code* made);
+/* Copies it for the program; 0 if there is no memory, or something is not kept any more. */
+ECE408_EXPORT int ece408_part_take(ece408_program* program, const ece408_code* made);
 
-/* Copies it; 0 if something is not kept any more. */
-ECE408_EXPORT int ece408_part_give(ece408_program* program, const ece408_code* made);
-
-/* Functions of MXNet's C interface: MXNDArrayWaitToRead, MXNDArrayGetData, MXNDArrayCreateEx and
- * MXEnginePushSyncND. */
+/* Functions of MXNet's C interface. */
 struct ece408_mxnet {
-    int (*wait_to_read)(void* array);
-    int (*data)(void* array, void** data);
-    int (*create)(const unsigned* shape, unsigned dimensions, int device_type, int device,
-                  int delays, int type, void** array);
-    int (*push)(void (*run)(void* context, void* task), void* task, void (*end)(void* task),
-                const void* context, void* const* reads, int read_count, void* const* writes,
-                int write_count, const void* property, int priority, const char* name);
+    decltype(&MXNDArrayWaitToRead) wait_to_read;
+    decltype(&MXNDArrayGetData) data;
+    decltype(&MXNDArrayCreateEx) create;
+    decltype(&MXEnginePushSyncND) push;
 };
+
+/* Before the first part. */
+ECE408_EXPORT void ece408_part_use(const ece408_part_functions* functions,
+                                   const ece408_mxnet* of_mxnet);
 
 /* A call on the caller's thread, without MXNet's CachedOp, of a part whose weights are as in its last
  * call by MXNet: 1, with the handles of new arrays in `results`; 0 if that is impossible, also because
@@ -213,7 +202,7 @@ struct ece408_mxnet {
  * 2 if Python must compute the new arrays, of weights of this `version`, which it may not read. The
  * caller frees the arrays in `results` in each case. */
 ECE408_EXPORT int ece408_part_call(int part, void* const* inputs, void** results, int64_t most_bytes,
-                                   const ece408_mxnet* mxnet, uint64_t* version);
+                                   uint64_t* version);
 
 /* A function for MXNet, in Python, of any type. */
 typedef int ece408_function_of_mxnet(void);

@@ -4,9 +4,7 @@
 #include <algorithm>
 #include <cstring>
 #include <list>
-#include <optional>
 #include <shared_mutex>
-#include <thread>
 #include <utility>
 
 #include "../cpu/host/pages.h"
@@ -69,26 +67,33 @@ MXReturnValue by_python(const Function& function) {
     return success_if(run_python(function) != 0);
 }
 
+// What Python ends, by its number, with this object, unless that is 0.
+struct OfPython {
+    const ece408_ended what;
+    int64_t number = 0;
+
+    explicit OfPython(ece408_ended what, int64_t number = 0) : what(what), number(number) {}
+    OfPython(const OfPython&) = delete;
+    ~OfPython() {
+        if (number != 0) run_python([this] { return part_functions.end(what, number); });
+    }
+};
+
 struct Kept;
 
 // Steps that Python has made, and what is kept that they read.
-struct Code {
-    int64_t number = 0;  // Python's, negative for programs
+struct Code : OfPython {
     std::vector<ece408_step> steps;
     std::vector<std::shared_ptr<Kept>> kept;
-    int64_t bytes = 0;
+    std::vector<int64_t> weights;  // as in `ece408_code`
+    int64_t bytes = 0, forward_steps = 0;
     int isa = 0;
 
-    Code() = default;
-    Code(const Code&) = delete;
-    ~Code() {
-        if (number != 0) run_python([this] { return part_functions.forget(number); });
-    }
+    Code() : OfPython(ECE408_CODE) {}
 };
 
 // What programs of a part keep of its weights.
 struct Kept : Code {
-    std::vector<int64_t> packed;  // where packed weights begin
     Memory memory;
     uint64_t version = 0;  // of the weights in it
     bool is_packed = false;  // all could be packed
@@ -101,18 +106,14 @@ struct ece408_program : ece408::Code {
     ece408::Part* part = nullptr;
     ece408::Sizes sizes, data;  // of all inputs, and of data
     std::vector<Shape> outputs;
-    std::vector<int64_t> reads;  // weights, besides what is kept
-    int64_t forward_steps = 0, saved_bytes = 0;  // of one with gradients
+    int64_t saved_bytes = 0;  // of one with gradients
     uint64_t generation = 0;  // of the settings
 
-    bool is_of(uint64_t version) const {
-        return std::all_of(kept.begin(), kept.end(),
-                           [&](const auto& each) { return each->version == version; });
-    }
-    // Whether it reads no other weights.
-    bool is_packed() const {
-        const auto is = [](const auto& each) { return each->is_packed; };
-        return std::all_of(kept.begin(), kept.end(), is);
+    // Whether what it keeps is of this version, and, if asked, it reads no other weights.
+    bool is_of(uint64_t version, bool is_packed = false) const {
+        return std::all_of(kept.begin(), kept.end(), [&](const auto& each) {
+            return each->version == version && (each->is_packed || !is_packed);
+        });
     }
 };
 
@@ -120,48 +121,37 @@ namespace ece408 {
 
 using Program = ece408_program;
 
-// The inputs of a part whose gradients are wanted, those that are moving averages, and those that
-// training sets to 1, as MXNet's BatchNorm does with a fixed gamma.
-struct Gradients {
-    std::vector<size_t> wanted, averages, ones;
-};
-
-// A call of a part with gradients, from its forward pass on: what its backward passes read.
-struct Recorded {
+// A call of a part with gradients, from its forward pass on: what its backward passes read. It has a
+// number if Python computes it.
+struct Recorded : OfPython {
     std::shared_ptr<Program> program;
     Memory saved;
-    int64_t number = 0;  // if Python computes it
 
-    Recorded() = default;
-    Recorded(const Recorded&) = delete;
-    ~Recorded() {
-        if (number != 0) run_python([this] { return part_functions.end(number); });
-    }
+    Recorded() : OfPython(ECE408_RECORDED) {}
 };
 
-class Part {
+class Part : OfPython {
 public:
     using Arrays = std::vector<MXTensor>;
 
     // `kinds` has the kind of each input; `types` are those of inputs and outputs.
     Part(int number, const std::string& kinds, std::vector<int> types, bool in_python)
-        : number_(number),
+        : OfPython(ECE408_PART, number),
           types_(std::move(types)),
           inputs_(kinds.size()),
           in_python_(in_python),
           versions_(kinds) {}
 
-    Part(const Part&) = delete;
-    ~Part() {
-        std::list<std::shared_ptr<Program>>().swap(programs_);
-        run_python([this] { return part_functions.close(number_); });
-    }
-
     size_t inputs() const { return inputs_; }
     size_t outputs() const { return types_.size() - inputs_; }
     int type(size_t array) const { return types_[array]; }
-    bool has_gradients() const { return gradients_.has_value(); }
-    void set(Gradients gradients) { gradients_ = std::move(gradients); }
+    bool has_gradients() const { return has_gradients_; }
+
+    // Gives it gradients, as `ece408_part_train`.
+    void train(const int* inputs, const int* uses, int count) {
+        has_gradients_ = true;
+        for (int i = 0; i < count; i++) places_[uses[i]].push_back(static_cast<size_t>(inputs[i]));
+    }
 
     // Other arrays come, and no call is in progress.
     void forget(const std::string& kinds) { versions_.forget(kinds); }
@@ -185,7 +175,7 @@ public:
             begin = end;
         }
         const auto make = [&] {
-            return part_functions.make(number_, sizes.data(), static_cast<int64_t>(sizes.size()),
+            return part_functions.make(number, sizes.data(), static_cast<int64_t>(sizes.size()),
                                        made.get(), is_call);
         };
         if (!(is_call ? run_python(make) : ask_python(make))) return nullptr;
@@ -198,161 +188,136 @@ public:
         return made;
     }
 
-    // Takes the code that Python made; false if something that it reads is not kept any more.
-    bool take(const ece408_code& made, Code* code) {
-        code->number = made.number;
-        code->steps.assign(made.steps, made.steps + made.step_count);
-        code->bytes = made.bytes;
-        code->isa = static_cast<int>(made.isa);
+    // Takes what Python made for a program: what it is the first to keep of weights, or itself; false
+    // if there is no room, or something that it reads is not kept any more.
+    bool take(const ece408_code& made, Program* program) {
+        const auto kept = made.number > 0 ? std::make_shared<Kept>() : nullptr;
+        Code& code = kept ? *kept : static_cast<Code&>(*program);
+        code.number = made.number;
+        code.steps.assign(made.steps, made.steps + made.step_count);
+        code.weights.assign(made.weights, made.weights + made.weight_count);
+        code.bytes = made.bytes;
+        code.forward_steps = made.forward_steps;
+        code.isa = static_cast<int>(made.isa);
         // What was kept for a program meanwhile lives until it is found.
         std::vector<std::shared_ptr<Kept>> found;
         for (int64_t i = 0; i < made.kept_count; i++)
             found.push_back(all_kept_[made.kept[i]].lock());
-        code->kept.swap(found);
-        return std::count(code->kept.begin(), code->kept.end(), nullptr) == 0;
-    }
-
-    // Takes what a program, and later ones, keep of weights; false if there is no room.
-    bool keep(const ece408_code& made, Program* program) {
-        const auto kept = std::make_shared<Kept>();
-        kept->packed.assign(made.packed, made.packed + made.packed_count);
-        kept->memory = memory_of(made.bytes);
-        const bool has_all = take(made, kept.get());
+        code.kept.swap(found);
+        program->saved_bytes = made.saved_bytes;
+        for (auto at = made.outputs; at < made.outputs + made.output_count; at += 1 + *at)
+            program->outputs.emplace_back(at + 1, at + 1 + *at);
         for (auto each = all_kept_.begin(); each != all_kept_.end();)
             each = each->second.expired() ? all_kept_.erase(each) : std::next(each);
-        all_kept_[made.number] = kept;
-        program->kept.push_back(kept);
-        return kept->memory && has_all;
+        if (kept) {
+            kept->memory = memory_of(made.bytes);
+            all_kept_[made.number] = kept;
+            program->kept.push_back(kept);
+        }
+        if (kept && !kept->memory) return false;
+        return std::count(code.kept.begin(), code.kept.end(), nullptr) == 0;
     }
 
     // A call by MXNet. MXNet's own temporary memory has at most 2 GiB, and rotates among several.
     MXReturnValue compute(const Arrays& in, const Arrays& out) {
         const auto made = program_for(in);
         if (!made) return kRefused;
-        std::vector<uint64_t> versions(inputs_);
-        const uint64_t version = versions_.of(in, &versions);
-        Bases bases(1 + types_.size());
-        put(in.data(), inputs_, &bases[1]);
-        put(out.data(), outputs(), &bases[1 + inputs_]);
-        if (in_python_)
-            return by_python([&] {
-                return part_functions.compute(number_, made->number, version, versions.data(),
-                                              &bases[1]);
-            });
+        Given given = given_of(in.data(), out.data());
+        const uint64_t version = versions_.of(in, &given.versions);
+        if (in_python_) return compute_in_python(*made, 0, false, version, given);
         const Memory arena = arenas_.lend(made->bytes);
         if (!arena) return kRefused;
-        bases[0] = arena.get();
-        add_kept(*made, &bases);
-        const Workers workers(is_whole_);
+        given.bases[0] = arena.get();
+        add_kept(*made, &given.bases);
         std::shared_lock<std::shared_mutex> reading(kept_);
-        if (made->is_of(version)) return run(*made, bases);
+        if (made->is_of(version)) return run(*made, given.bases);
         // It stays locked for the call: another one may bring other weights.
         reading.unlock();
         const std::lock_guard<std::shared_mutex> writing(kept_);
-        const MXReturnValue status = prepare(*made, version, bases);
-        return status == MX_SUCCESS ? run(*made, bases) : status;
+        const MXReturnValue status = prepare(*made, version, given.bases);
+        return status == MX_SUCCESS ? run(*made, given.bases) : status;
     }
 
-    // The passes of a part with gradients. Operands are in the arena, the inputs, the gradients
-    // for the outputs, the outputs, the wanted gradients, the new averages, and what is saved.
+    // The passes of a part with gradients.
     MXReturnValue forward(const Arrays& in, const Arrays& out, Recorded* call) {
-        for (const size_t place : gradients_->ones)
+        for (const size_t place : places_[ECE408_SET_TO_1])
             std::fill_n(static_cast<float*>(in[place].data_ptr), in[place].size(), 1.f);
         const auto made = program_for(in);
         if (!made) return kRefused;
         if (call->program != made) call->saved.reset();
         call->program = made;
+        Given given = given_of(in.data(), out.data());
         if (in_python_) {
             static std::atomic<int64_t> last{0};
             if (call->number == 0) call->number = ++last;
-            Pointers arrays;
-            add(in.data(), inputs_, &arrays);
-            add(out.data(), outputs(), &arrays);
-            return pass_in_python(*call, 0, arrays);
+            return compute_in_python(*made, call->number, false, 0, given);
         }
         if (!call->saved) call->saved = saved_.lend(made->saved_bytes);
-        const Memory arena = arenas_.lend(made->bytes);
-        if (!arena || !call->saved) return kRefused;
-        Bases bases = bases_of_pass(arena, *call);
-        put(in.data(), inputs_, &bases[1]);
-        put(out.data(), outputs(), &bases[1 + types_.size()]);
-        return run(*made, bases, 0, made->forward_steps);
+        return run_pass(*call, false, &given.bases);
     }
 
     // `in` are the gradients for the outputs, the inputs and the outputs.
     MXReturnValue backward(const Arrays& in, const Arrays& out, const Recorded& call) {
+        const std::vector<size_t>& averages = places_[ECE408_MOVING_AVERAGE];
         if (!call.saved && call.number == 0) return kRefused;
-        if (predicts && !gradients_->averages.empty()) {
+        if (predicts && !averages.empty()) {
             run_python([] {
                 return part_functions.report(0, nullptr, 0, 0, ECE408_PREDICTS, 0, -1);
             });
             return kRefused;
         }
         const MXTensor *const heads = in.data(), *const inputs = heads + outputs();
+        Given given = given_of(inputs, heads);
+        for (const size_t place : places_[ECE408_WANTED]) given.add(out[place]);
         if (in_python_) {
-            Pointers arrays;
-            add(inputs, inputs_, &arrays);
-            add(heads, outputs(), &arrays);
-            for (const size_t place : gradients_->wanted) arrays.push_back(&out[place]);
-            for (const size_t place : gradients_->averages) arrays.push_back(&inputs[place]);
-            return pass_in_python(call, 1, arrays);
+            for (const size_t place : averages) given.add(inputs[place]);
+            return compute_in_python(*call.program, call.number, true, 0, given);
         }
-        const Program& program = *call.program;
-        // Steps may read the averages until the last one: the new ones are behind the arena.
-        const auto bytes_of = [&](size_t place) { return inputs[place].size() * sizeof(float); };
-        size_t bytes = static_cast<size_t>(program.bytes);
-        for (const size_t place : gradients_->averages) bytes += bytes_of(place);
-        const Memory arena = arenas_.lend(static_cast<int64_t>(bytes));
-        if (!arena) return kRefused;
-        Bases bases = bases_of_pass(arena, call);
-        put(inputs, inputs_, &bases[1]);
-        put(heads, outputs(), &bases[1 + inputs_]);
-        void** result = &bases[1 + inputs_ + 2 * outputs()];
-        for (const size_t place : gradients_->wanted) *result++ = out[place].data_ptr;
-        void* const* moved = result;
-        char* end = arena.get() + program.bytes;
-        for (const size_t place : gradients_->averages) {
-            *result++ = end;
-            end += bytes_of(place);
+        // Steps may read the averages until the last one.
+        std::vector<std::vector<float>> moved;
+        for (const size_t place : averages) {
+            moved.emplace_back(inputs[place].size());
+            given.bases.push_back(moved.back().data());
         }
-        const auto steps = static_cast<int64_t>(program.steps.size());
-        const MXReturnValue status = run(program, bases, program.forward_steps, steps);
-        if (status != MX_SUCCESS) return status;
-        for (const size_t place : gradients_->averages)
-            std::memcpy(inputs[place].data_ptr, *moved++, bytes_of(place));
-        return MX_SUCCESS;
+        const MXReturnValue status = run_pass(call, true, &given.bases);
+        for (size_t i = 0; status == MX_SUCCESS && i < averages.size(); i++)
+            std::copy(moved[i].begin(), moved[i].end(),
+                      static_cast<float*>(inputs[averages[i]].data_ptr));
+        return status;
     }
 
     // A call on the caller's thread, as `ece408_part_call`.
-    int call(void* const* inputs, void** results, int64_t most_bytes, const ece408_mxnet& mxnet,
-             uint64_t* version) {
+    int call(void* const* inputs, void** results, int64_t most_bytes, uint64_t* version) {
         is_whole_ = true;
         std::vector<void*> reads;
         for (size_t i = 0; i < inputs_; i++)
             if (versions_.is_data(i)) reads.push_back(inputs[i]);
-        if (!at_once(reads, mxnet, [] { return 1; })) return 0;
+        if (!at_once(reads, [] { return 1; })) return 0;
         for (size_t i = 0; i < inputs_; i++)
-            if (mxnet.wait_to_read(inputs[i]) != 0) return -1;
+            if (of_mxnet.wait_to_read(inputs[i]) != 0) return -1;
+        Sizes data;
         int device = 0;
-        const auto made = known(inputs, &device);
+        for (void* const each : reads)
+            if (!add(each, &data, &device)) return 0;
+        const auto made = find(&Program::data, data);
         if (!made || made->bytes > most_bytes) return 0;
         // Kernels that do not read weights want some address of them.
         Bases bases(1 + types_.size(), made->kept.empty() ? nullptr : made->kept[0]->memory.get());
         for (size_t i = 0; i < inputs_; i++)
-            if (versions_.is_data(i) && mxnet.data(inputs[i], &bases[1 + i]) != 0) return -1;
-        for (const int64_t i : made->reads) {
-            if (mxnet.data(inputs[i], &bases[static_cast<size_t>(1 + i)]) != 0) return -1;
+            if (versions_.is_data(i) && of_mxnet.data(inputs[i], &bases[1 + i]) != 0) return -1;
+        for (const int64_t i : made->weights) {
+            if (of_mxnet.data(inputs[i], &bases[static_cast<size_t>(1 + i)]) != 0) return -1;
             reads.push_back(inputs[i]);
         }
-        return at_once(reads, mxnet, [&] {
+        return at_once(reads, [&] {
             const std::shared_lock<std::shared_mutex> reading(kept_);
             *version = versions_.unchanged(inputs);
-            if (*version == 0 || !made->is_of(*version) || !made->is_packed()) return 0;
+            if (*version == 0 || !made->is_of(*version, true)) return 0;
             for (size_t i = 0; i < outputs(); i++) {
                 const Shape& shape = made->outputs[i];
-                if (mxnet.create(shape.data(), static_cast<unsigned>(shape.size()), kCpu, device, 0,
-                                 type(inputs_ + i), &results[i]) != 0 ||
-                    mxnet.data(results[i], &bases[1 + inputs_ + i]) != 0)
+                if (of_mxnet.create(shape.data(), static_cast<unsigned>(shape.size()), kCpu, device,
+                                    0, type(inputs_ + i), &results[i]) != 0 ||
+                    of_mxnet.data(results[i], &bases[1 + inputs_ + i]) != 0)
                     return -1;
             }
             if (in_python_) return 2;
@@ -360,28 +325,33 @@ public:
             if (!arena) return 0;
             bases[0] = arena.get();
             add_kept(*made, &bases);
-            const Workers workers(true);
             return run(*made, bases) == MX_SUCCESS ? 1 : 0;
         });
     }
 
 private:
     using Bases = std::vector<void*>;
-    using Pointers = std::vector<const MXTensor*>;
 
-    // While one lives, this package's workers help this thread, if `are_used`: OpenMP would count
-    // the threads of the caller's thread and of MXNet's. Beside operators of MXNet's its threads
-    // spin.
-    struct Workers {
-        explicit Workers(bool are_used) : are_used_(are_used) {
-            if (are_used_) plans().functions().use_workers(plans().threads());
+    // The addresses of a call's arrays, behind that of its arena, and MXNet's counts of writes to them.
+    struct Given {
+        Bases bases{nullptr};
+        std::vector<uint64_t> versions;
+
+        void add(const MXTensor& array) {
+            bases.push_back(array.data_ptr);
+            versions.push_back(array.verID);
         }
-        Workers(const Workers&) = delete;
-        ~Workers() {
-            if (are_used_) plans().functions().use_workers(0);
-        }
-        const bool are_used_;
     };
+
+    // The inputs, and the outputs or the gradients for them.
+    Given given_of(const MXTensor* inputs, const MXTensor* outputs) const {
+        Given given;
+        given.bases.reserve(1 + types_.size());
+        given.versions.reserve(types_.size());
+        for (size_t i = 0; i < types_.size(); i++)
+            given.add(i < inputs_ ? inputs[i] : outputs[i - inputs_]);
+        return given;
+    }
 
     static constexpr int kMostPrograms = 8;
     static constexpr int kCpu = 1;  // MXNet's number
@@ -389,38 +359,27 @@ private:
     // Of the settings, of which shapes are independent.
     uint64_t generation() const { return in_python_ ? 0 : plans().generation(); }
 
-    static void put(const MXTensor* arrays, size_t count, void** bases) {
-        for (size_t i = 0; i < count; i++) bases[i] = arrays[i].data_ptr;
-    }
-
-    static void add(const MXTensor* arrays, size_t count, Pointers* found) {
-        for (size_t i = 0; i < count; i++) found->push_back(&arrays[i]);
-    }
-
     static void add_kept(const Code& code, Bases* bases) {
         for (const auto& each : code.kept) bases->push_back(each->memory.get());
     }
 
-    // The arena and what is saved; arrays follow, except those of the other pass.
-    Bases bases_of_pass(const Memory& arena, const Recorded& call) const {
-        const size_t results = gradients_->wanted.size() + gradients_->averages.size();
-        Bases bases(2 + inputs_ + 2 * outputs() + results);
-        bases.front() = arena.get();
-        bases.back() = call.saved.get();
-        return bases;
+    MXReturnValue compute_in_python(const Program& program, int64_t call, bool is_backward,
+                                    uint64_t version, const Given& given) const {
+        return by_python([&] {
+            return part_functions.compute(number, program.number, call, is_backward, version,
+                                          given.versions.data(), &given.bases[1]);
+        });
     }
 
-    MXReturnValue pass_in_python(const Recorded& call, int backward, const Pointers& arrays) const {
-        std::vector<uint64_t> versions;
-        std::vector<void*> addresses;
-        for (const MXTensor* array : arrays) {
-            versions.push_back(array->verID);
-            addresses.push_back(array->data_ptr);
-        }
-        return by_python([&] {
-            return part_functions.pass(number_, call.program->number, call.number, backward,
-                                       versions.data(), addresses.data());
-        });
+    // Runs one of the passes on its arrays.
+    MXReturnValue run_pass(const Recorded& call, bool is_backward, Bases* bases) {
+        const Memory arena = arenas_.lend(call.program->bytes);
+        if (!arena || !call.saved) return kRefused;
+        bases->front() = arena.get();
+        const size_t results = places_[ECE408_WANTED].size() + places_[ECE408_MOVING_AVERAGE].size();
+        bases->resize(1 + types_.size() + results);
+        bases->push_back(call.saved.get());
+        return run(*call.program, *bases, is_backward);
     }
 
     // The program for the inputs of a call by MXNet; null if Python has reported why not.
@@ -442,38 +401,6 @@ private:
         return nullptr;
     }
 
-    // What `work` returns, on this thread, or 0, without it, if the arrays have pending writes or
-    // failures. Later writes by MXNet wait for its end.
-    template <typename Work>
-    static int at_once(const std::vector<void*>& reads, const ece408_mxnet& mxnet, Work work) {
-        struct Task {
-            std::thread::id caller;
-            Work* work;
-            int result;
-        };
-        using Shared = std::shared_ptr<Task>;
-        const Shared task(new Task{std::this_thread::get_id(), &work, 0});
-        const auto run = [](void*, void* given) {
-            Task& task = **static_cast<Shared*>(given);
-            // After a wait MXNet runs it on another thread, or when the caller has gone.
-            if (std::this_thread::get_id() == task.caller && task.work) task.result = (*task.work)();
-        };
-        const auto end = [](void* task) { delete static_cast<Shared*>(task); };
-        const int status = mxnet.push(run, new Shared(task), end, first_cpu(), reads.data(),
-                                      static_cast<int>(reads.size()), nullptr, 0, run_at_once(), 0,
-                                      "ece408_part");
-        task->work = nullptr;
-        return status == 0 ? task->result : 0;
-    }
-
-    // The program for data of these handles, and its device.
-    std::shared_ptr<Program> known(void* const* inputs, int* device) {
-        Sizes data;
-        for (size_t i = 0; i < inputs_; i++)
-            if (versions_.is_data(i) && !ece408::add(inputs[i], &data, device)) return nullptr;
-        return find(&Program::data, data);
-    }
-
     // Makes what is kept of weights whose addresses `bases` has after the first.
     MXReturnValue prepare(const Program& program, uint64_t version, const Bases& bases) const {
         for (const auto& kept : program.kept) {
@@ -487,26 +414,29 @@ private:
             const auto is_packed = [&](int64_t place) {
                 return *reinterpret_cast<const int32_t*>(kept->memory.get() + place) == 1;
             };
-            kept->is_packed = std::all_of(kept->packed.begin(), kept->packed.end(), is_packed);
+            kept->is_packed = std::all_of(kept->weights.begin(), kept->weights.end(), is_packed);
             kept->version = version;
         }
         return MX_SUCCESS;
     }
 
-    static MXReturnValue run(const Code& code, const Bases& bases) {
-        return run(code, bases, 0, static_cast<int64_t>(code.steps.size()));
-    }
-
-    // The steps from `first` to before `last`. Those of weights have no op times.
-    static MXReturnValue run(const Code& code, const Bases& bases, int64_t first, int64_t last) {
+    // The steps of a call, or of one of the passes. Those of weights have no op times.
+    MXReturnValue run(const Code& code, const Bases& bases, bool is_backward = false) const {
+        const int64_t first = is_backward ? code.forward_steps : 0;
+        const int64_t last = is_backward ? static_cast<int64_t>(code.steps.size()) : code.forward_steps;
         const int64_t count = last - first;
         const ece408_step* steps = code.steps.data() + first;
-        const bool is_timed = plans().logs && code.number < 0;
+        const auto& functions = plans().functions();
+        const int threads = plans().threads();
+        const bool is_timed = plans().logs && code.number < 0, uses_workers = is_whole_;
         std::vector<double> seconds(is_timed ? static_cast<size_t>(count) : 0);
         int64_t failed = 0;
-        const int status =
-            plans().functions().run(steps, count, bases.data(), plans().threads(), code.isa,
-                                    is_timed ? seconds.data() : nullptr, &failed);
+        // OpenMP would count the threads of the caller's thread and of MXNet's. Beside operators of
+        // MXNet's its threads spin.
+        if (uses_workers) functions.use_workers(threads);
+        const int status = functions.run(steps, count, bases.data(), threads, code.isa,
+                                         is_timed ? seconds.data() : nullptr, &failed);
+        if (uses_workers) functions.use_workers(0);
         if (status == ECE408_OK && !is_timed) return MX_SUCCESS;
         const MXReturnValue reported = by_python([&] {
             return part_functions.report(code.number, seconds.data(), first, is_timed ? count : 0,
@@ -515,11 +445,11 @@ private:
         return status == ECE408_OK ? reported : kRefused;
     }
 
-    const int number_;
     const std::vector<int> types_;
     const size_t inputs_;
     const bool in_python_;
-    std::optional<Gradients> gradients_;
+    bool has_gradients_ = false;
+    std::array<std::vector<size_t>, ECE408_USES> places_;  // of inputs, by their use
     std::atomic<bool> is_whole_{false};  // whether it is a whole graph, whose calls can be direct
     Versions versions_;
     std::shared_mutex kept_;  // protects what programs keep of weights

@@ -93,7 +93,6 @@ MXReturnValue infer_part_shapes(const Attributes& attributes, std::vector<Shape>
 class Node : public mxnet::ext::CustomStatefulOp {
 public:
     explicit Node(std::shared_ptr<Part> part) : part_(std::move(part)) {}
-    Node(const Node&) = delete;
 
     MXReturnValue Forward(std::vector<MXTensor>* in, std::vector<MXTensor>* out,
                           const OpResource&) override {
@@ -188,8 +187,9 @@ int _opCallMutateInputs(mxnet::ext::mutateInputs_t mutate, const char* const* ke
     return status;
 }
 
-void ece408_part_use(const ece408_part_functions* functions) {
+void ece408_part_use(const ece408_part_functions* functions, const ece408_mxnet* of_mxnet) {
     ece408::part_functions = *functions;
+    ece408::of_mxnet = *of_mxnet;
 }
 
 void ece408_part_open(int number, const char* kinds, const int* types, int arrays, int in_python) {
@@ -199,15 +199,8 @@ void ece408_part_open(int number, const char* kinds, const int* types, int array
     parts().all[number] = made;
 }
 
-void ece408_part_train(int number, const int* inputs, const char* uses, int count) {
-    ece408::Gradients found;
-    for (int i = 0; i < count; i++) {
-        auto& taken = uses[i] == ECE408_WANTED    ? found.wanted
-                      : uses[i] == ECE408_AVERAGE ? found.averages
-                                                  : found.ones;
-        taken.push_back(static_cast<size_t>(inputs[i]));
-    }
-    if (const auto opened = part(number)) opened->set(std::move(found));
+void ece408_part_train(int number, const int* inputs, const int* uses, int count) {
+    if (const auto found = part(number)) found->train(inputs, uses, count);
 }
 
 void ece408_part_predict(int predicts) { ece408::predicts = predicts != 0; }
@@ -223,29 +216,14 @@ void ece408_part_release(int number) {
     parts().all.erase(number);
 }
 
-void ece408_part_output(ece408_program* program, const int64_t* shape, int dimensions) {
-    program->outputs.emplace_back(shape, shape + dimensions);
-}
-
-int ece408_part_keep(ece408_program* program, const ece408_code* made) {
-    return program->part->keep(*made, program) ? 1 : 0;
-}
-
-int ece408_part_give(ece408_program* program, const ece408_code* made) {
-    program->forward_steps = made->forward_steps;
-    program->saved_bytes = made->saved_bytes;
-    program->reads.assign(made->reads, made->reads + made->read_count);
+int ece408_part_take(ece408_program* program, const ece408_code* made) {
     return program->part->take(*made, program) ? 1 : 0;
 }
 
 int ece408_part_call(int number, void* const* inputs, void** results, int64_t most_bytes,
-                     const ece408_mxnet* mxnet, uint64_t* version) {
+                     uint64_t* version) {
     const auto found = part(number);
-    return found ? found->call(inputs, results, most_bytes, *mxnet, version) : 0;
+    return found ? found->call(inputs, results, most_bytes, version) : 0;
 }
 
 void ece408_memory_is_shared(void) { ece408::Versions::are_shared = true; }
-
-int64_t ece408_writes_to(void* handle) {
-    return static_cast<int64_t>(ece408::writes_to(handle));
-}

@@ -10,7 +10,6 @@
 #include <string>
 #include <vector>
 
-#include "array_handles.h"
 #include "callbacks.h"
 
 namespace ece408 {
@@ -58,8 +57,8 @@ public:
         const std::lock_guard<std::mutex> lock(mutex_);
         for (size_t i = 0; i < seen_.size(); i++) {
             if (kinds_[i] == ECE408_DATA) continue;
-            const bool is_counted = kinds_[i] == ECE408_PARAMETER && !are_shared;
-            if (!is_counted || seen_[i].writes == 0 || writes_to(inputs[i]) != seen_[i].writes) return 0;
+            const int64_t writes = seen_[i].writes;
+            if (!is_counted(kinds_[i], writes) || ece408_writes_to(inputs[i]) != writes) return 0;
         }
         return all_;
     }
@@ -77,22 +76,26 @@ public:
 private:
     struct Seen {
         const void* address = nullptr;
-        size_t writes = 0;
+        int64_t writes = 0;
         int type = -1;
         std::vector<int64_t> shape;
         std::vector<char> content;
         uint64_t version = 0;
     };
 
+    // Copies that MXNet makes of arrays in oneDNN's layouts, and arrays in other libraries' memory, have
+    // no writes.
+    static bool is_counted(char kind, int64_t writes) {
+        return kind == ECE408_PARAMETER && writes != 0 && !are_shared;
+    }
+
     static uint64_t of(const mxnet::ext::MXTensor& array, char kind, Seen* seen) {
         const bool is_alike = seen->type == array.dtype && seen->shape == array.shape;
         const bool is_there = is_alike && seen->address == array.data_ptr;
-        // Copies that MXNet makes of arrays in oneDNN's layouts, and arrays in other libraries'
-        // memory, have no writes.
-        const bool is_counted = kind == ECE408_PARAMETER && array.verID != 0 && !are_shared;
-        if (is_there && is_counted && seen->writes == array.verID) return seen->version;
+        const auto writes = static_cast<int64_t>(array.verID);
+        if (is_there && is_counted(kind, writes) && seen->writes == writes) return seen->version;
         seen->address = array.data_ptr;
-        seen->writes = array.verID;
+        seen->writes = writes;
         // 0 of other types than MXNet's usual ones, which are not compared.
         const size_t bytes = array.size() * array.dltensor.dtype.bits / 8;
         const bool is_kept = bytes > 0 && bytes <= kMostKept;
