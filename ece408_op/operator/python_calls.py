@@ -45,13 +45,13 @@ def install(mxnet: Any) -> None:
     atexit.register(_end, mxnet)
 
 
-def register(mxnet: Any, name: str, creator: Any, *tables: Any) -> None:
+def register(mxnet: Any, name: str, creator: Any, functions: Any) -> None:
     """Register an operator's creator with MXNet, and put the library's guards, if it is loaded, in
-    the place of the functions in `tables`: of a description, and of an operator."""
+    the place of the functions: of a description, then of an operator."""
     library = _library()
     if library is not None:
         library.ece408_guarded.restype = ctypes.c_void_p
-        creator = ctypes.c_void_p(library.ece408_guarded(creator, *tables))
+        creator = ctypes.c_void_p(library.ece408_guarded(creator, functions))
     mxnet.base.check_call(mxnet.base._LIB.MXCustomOpRegister(name.encode(), creator))
 
 

@@ -50,7 +50,7 @@ def register(name: str, prop: type) -> None:
 
     # MXNet may call it as long as the process lives.
     _nodes[mx.operator._registry.inc()] = create
-    python_calls.register(mx, name, create, _DESCRIPTION, _OPERATOR)
+    python_calls.register(mx, name, create, _FUNCTIONS)
 
 
 def _called(*types: Any) -> Callable[[Callable[..., None]], Any]:
@@ -218,9 +218,11 @@ def _addresses(*functions: Any) -> ctypes.Array[ctypes.c_void_p]:
     return _lasting((ctypes.c_void_p * len(functions))(*found))
 
 
-# In the order of MXNet's `CustomOpPropCallbacks` and `CustomOpCallbacks`.
-_DESCRIPTION = _addresses(
+# In the order of MXNet's `CustomOpPropCallbacks`, then of its `CustomOpCallbacks`.
+_FUNCTIONS = _addresses(
     *(_delete, _list_arguments, _list_outputs, _list_states, _infer_shape, _need_backward),
     *(_create_operator, _infer_type, _infer_storage, _infer_backward_storage),
+    *(_delete, _forward, _backward),
 )
-_OPERATOR = _addresses(_delete, _forward, _backward)
+_DESCRIPTION = (ctypes.c_void_p * 10).from_buffer(_FUNCTIONS)
+_OPERATOR = (ctypes.c_void_p * 3).from_buffer(_FUNCTIONS, ctypes.sizeof(_DESCRIPTION))

@@ -204,20 +204,13 @@ ECE408_EXPORT void ece408_part_use(const ece408_part_functions* functions,
 ECE408_EXPORT int ece408_part_call(int part, void* const* inputs, void** results, int64_t most_bytes,
                                    uint64_t* version);
 
-/* A function for MXNet, in Python, of any type. */
-typedef int ece408_function_of_mxnet(void);
-
 /* Puts others in the place of the functions of an operator in Python, which MXNet can call at any time: those
- * of MXNet's CustomOpPropCallbacks and CustomOpCallbacks, and its CustomOpPropCreator, which is returned. */
-ECE408_EXPORT ece408_function_of_mxnet* ece408_guarded(ece408_function_of_mxnet* creator,
-                                                       ece408_function_of_mxnet** description,
-                                                       ece408_function_of_mxnet** operation);
-
-/* A function in Python that neither takes nor returns anything. */
-typedef void ece408_action(void);
+ * of MXNet's CustomOpPropCallbacks, then CustomOpCallbacks, and its CustomOpPropCreator, which is returned. */
+ECE408_EXPORT CustomOpPropCreator ece408_guarded(CustomOpPropCreator creator,
+                                                 int (**functions)(void));
 
 /* Around a fork, with Python's lock: delays signals and calls `action`; then delivers them. */
-ECE408_EXPORT void ece408_before_fork(ece408_action* action);
+ECE408_EXPORT void ece408_before_fork(void (*action)(void));
 ECE408_EXPORT void ece408_after_fork_in_parent(void);
 ECE408_EXPORT void ece408_after_fork_in_child(void);
 

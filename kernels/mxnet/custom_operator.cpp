@@ -1,7 +1,8 @@
 // Functions between MXNet and an operator written in Python.
 #include <mxnet/c_api.h>
 
-#include <iterator>
+#include <algorithm>
+#include <tuple>
 #include <type_traits>
 #include <utility>
 
@@ -22,36 +23,28 @@ To as(From function) {
     return reinterpret_cast<To>(reinterpret_cast<void (*)()>(function));
 }
 
-// Python's functions of descriptions of operators, and of operators, by MXNet's numbers.
-Function described[kCustomOpPropBackwardInferStorageType + 1], made[kCustomOpBackward + 1];
+// Python's functions of descriptions of operators, then of operators, by MXNet's numbers.
+using Types = std::tuple<CustomOpDelFunc, CustomOpListFunc, CustomOpListFunc, CustomOpListFunc,
+                         CustomOpInferShapeFunc, CustomOpBwdDepFunc, CustomOpCreateFunc,
+                         CustomOpInferTypeFunc, CustomOpInferStorageTypeFunc,
+                         CustomOpBackwardInferStorageTypeFunc, CustomOpDelFunc, CustomOpFBFunc,
+                         CustomOpFBFunc>;
+Function python[std::tuple_size<Types>::value];
 
-// Calls function NUMBER of Python's, of one type.
-template <auto& PYTHON, int NUMBER, typename Type>
-struct Passed;
-
-template <auto& PYTHON, int NUMBER, typename... Arguments>
-struct Passed<PYTHON, NUMBER, int (*)(Arguments...)> {
+template <size_t NUMBER, typename... Arguments>
+int passed(Arguments... arguments) {
     using Type = int (*)(Arguments...);
-
-    static int call(Arguments... arguments) {
-        constexpr bool on_mxnets_threads =
-            std::is_same<Type, CustomOpFBFunc>::value || std::is_same<Type, CustomOpDelFunc>::value;
-        const auto call = [=] { return as<Type>(PYTHON[NUMBER])(arguments...); };
-        return on_mxnets_threads ? run_python(call) : ask_python(call);
-    }
-};
-
-// Puts ours in the place of Python's functions, of these types in MXNet's order.
-template <auto& PYTHON, typename... Types, int... NUMBERS>
-void stand_before(Function* functions, std::integer_sequence<int, NUMBERS...>) {
-    ((PYTHON[NUMBERS] = functions[NUMBERS]), ...);
-    ((functions[NUMBERS] = as<Function>(Passed<PYTHON, NUMBERS, Types>::call)), ...);
+    constexpr bool on_mxnets_threads =
+        std::is_same<Type, CustomOpFBFunc>::value || std::is_same<Type, CustomOpDelFunc>::value;
+    const auto call = [=] { return as<Type>(python[NUMBER])(arguments...); };
+    return on_mxnets_threads ? run_python(call) : ask_python(call);
 }
 
-template <auto& PYTHON, typename... Types>
-void stand_before(Function* functions) {
-    static_assert(sizeof...(Types) == std::size(PYTHON), "a type for each function");
-    stand_before<PYTHON, Types...>(functions, std::make_integer_sequence<int, sizeof...(Types)>());
+template <size_t... NUMBERS>
+void stand_before(Function* functions, std::index_sequence<NUMBERS...>) {
+    std::copy_n(functions, sizeof...(NUMBERS), python);
+    ((functions[NUMBERS] = as<Function, std::tuple_element_t<NUMBERS, Types>>(passed<NUMBERS>)),
+     ...);
 }
 
 int nothing(void*) { return 1; }
@@ -67,13 +60,8 @@ int create(const char* type, int count, const char** keys, const char** values,
 
 }  // namespace
 
-ece408_function_of_mxnet* ece408_guarded(ece408_function_of_mxnet* creator,
-                                         ece408_function_of_mxnet** description,
-                                         ece408_function_of_mxnet** operation) {
-    stand_before<described, CustomOpDelFunc, CustomOpListFunc, CustomOpListFunc, CustomOpListFunc,
-                 CustomOpInferShapeFunc, CustomOpBwdDepFunc, CustomOpCreateFunc, CustomOpInferTypeFunc,
-                 CustomOpInferStorageTypeFunc, CustomOpBackwardInferStorageTypeFunc>(description);
-    stand_before<made, CustomOpDelFunc, CustomOpFBFunc, CustomOpFBFunc>(operation);
-    python_creator = as<CustomOpPropCreator>(creator);
-    return as<ece408_function_of_mxnet*>(create);
+CustomOpPropCreator ece408_guarded(CustomOpPropCreator creator, int (**functions)(void)) {
+    stand_before(functions, std::make_index_sequence<std::tuple_size<Types>::value>());
+    python_creator = creator;
+    return create;
 }

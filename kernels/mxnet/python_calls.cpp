@@ -118,13 +118,8 @@ bool ends_within(Seconds time, const Work& work) {
     return end.wait_for(time) == std::future_status::ready;
 }
 
-bool no_calls_within(Seconds time) {
-    const auto last = std::chrono::steady_clock::now() + time;
-    while (calls > 0) {
-        if (std::chrono::steady_clock::now() > last) return false;
-        std::this_thread::sleep_for(kGlance);
-    }
-    return true;
+void wait_for_calls() {
+    while (calls > 0) std::this_thread::sleep_for(kGlance);
 }
 
 // Replaces the normal end of a process, in which MXNet would wait for its threads, or abort.
@@ -161,7 +156,7 @@ void sleep_for_ever() {
 
 }  // namespace ece408
 
-void ece408_before_fork(ece408_action* action) {
+void ece408_before_fork(void (*action)(void)) {
     if (ece408::on_main_thread()) ece408::put_off_signals();
     action();
 }
@@ -195,7 +190,7 @@ int ece408_end(int (*wait_for_all)(void), int (*notify_shutdown)(void), int has_
     using namespace ece408;
     ends_within(kPatience, [=] { wait_for_all(); });
     ended = true;
-    bool at_rest = no_calls_within(kLastPatience) && !has_others;
+    bool at_rest = ends_within(kLastPatience, wait_for_calls) && !has_others;
     // While this thread holds Python's lock, no other thread gives MXNet work, which would hang
     // after its shutdown.
     const int lock = PyGILState_Ensure();
