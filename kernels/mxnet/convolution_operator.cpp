@@ -32,8 +32,6 @@ struct Layer {
 
     // False for attributes that this process did not write.
     bool read(const Attributes& attributes);
-    // Completes the inputs' shapes and sets the output's, or refuses them.
-    bool infer(std::vector<Shape>* in, Shape* out) const;
 };
 
 bool Layer::read(const Attributes& attributes) {
@@ -69,19 +67,6 @@ Shape shape_of(const Layer& layer, int64_t first, int64_t second, int64_t height
     if (layer.spatial == 2) shape.push_back(static_cast<unsigned int>(height));
     shape.push_back(static_cast<unsigned int>(width));
     return shape;
-}
-
-bool Layer::infer(std::vector<Shape>* in, Shape* out) const {
-    ece408_problem p;
-    if (in->size() != inputs() || !are_sizes((*in)[0]) || !set_data(*this, (*in)[0], &p) ||
-        !ece408::valid(p))
-        return false;
-    const ece408::Shape s = ece408::derive(p);
-    if (!is_size(s.out_height) || !is_size(s.out_width)) return false;
-    (*in)[1] = shape_of(*this, s.filters, s.group_channels, s.kernel_h, s.kernel_w);
-    if (bias) (*in)[2] = {static_cast<unsigned int>(s.filters)};
-    *out = shape_of(*this, s.batch, s.filters, s.out_height, s.out_width);
-    return true;
 }
 
 class Convolution : public mxnet::ext::CustomStatefulOp {
@@ -150,7 +135,7 @@ private:
         return status == ECE408_OK;
     }
 
-    // Unless op times are collected it returns after enqueuing, without times: the GPU may still be busy.
+    // Unless op times are collected it returns after enqueuing, without times.
     static bool run_on_gpu(const Plan& plan, const Arrays& arrays, const OpResource& resource,
                            Times* times) {
         void* const stream = resource.get_cuda_stream();
@@ -216,21 +201,24 @@ MXReturnValue infer_types(const Attributes&, std::vector<int>* in, std::vector<i
 MXReturnValue infer_shapes(const Attributes& attributes, std::vector<Shape>* in,
                            std::vector<Shape>* out) {
     Layer layer;
-    return success_if(layer.read(attributes) && layer.infer(in, &(*out)[0]));
+    ece408_problem p;
+    if (!layer.read(attributes) || in->size() != layer.inputs() || !are_sizes((*in)[0]) ||
+        !set_data(layer, (*in)[0], &p) || !ece408::valid(p))
+        return kRefused;
+    const ece408::Shape s = ece408::derive(p);
+    if (!is_size(s.out_height) || !is_size(s.out_width)) return kRefused;
+    (*in)[1] = shape_of(layer, s.filters, s.group_channels, s.kernel_h, s.kernel_w);
+    if (layer.bias) (*in)[2] = {static_cast<unsigned int>(s.filters)};
+    (*out)[0] = shape_of(layer, s.batch, s.filters, s.out_height, s.out_width);
+    return MX_SUCCESS;
 }
 
-// The shapes and types are checked once more: from then on the arrays must match.
+// MXNet has compared the shapes and types with those above.
 MXReturnValue create(const Attributes& attributes, const mxnet::ext::MXContext& context,
                      const std::vector<Shape>& shapes, const std::vector<int> types,
                      mxnet::ext::CustomStatefulOp** made) {
     Layer layer;
-    std::vector<Shape> needed = shapes;
-    std::vector<int> common = types, out_type{kUnknownType};
-    Shape out_shape;
-    if (!layer.read(attributes) || infer_types(attributes, &common, &out_type) != MX_SUCCESS ||
-        common != types || out_type[0] == kUnknownType || !layer.infer(&needed, &out_shape) ||
-        needed != shapes)
-        return kRefused;
+    if (!layer.read(attributes)) return kRefused;
     *made = mxnet::ext::CustomStatefulOp::create<Convolution>(layer, shapes, types, context);
     return MX_SUCCESS;
 }

@@ -53,16 +53,15 @@ inline bool wait_for(void* stream) {
 }
 
 struct Event {
-    Event() { is_made = driver.create_event(&handle, 0) == 0; }
+    Event() { driver.create_event(&handle, 0); }
     Event(const Event&) = delete;
     ~Event() {
-        if (is_made) driver.destroy_event(handle);
+        if (handle) driver.destroy_event(handle);
     }
 
-    bool record(void* stream) const { return is_made && driver.record(handle, stream) == 0; }
+    bool record(void* stream) const { return handle && driver.record(handle, stream) == 0; }
 
-    void* handle = nullptr;
-    bool is_made = false;
+    void* handle = nullptr;  // stays null if it cannot be made
 };
 
 using Clock = std::chrono::steady_clock;

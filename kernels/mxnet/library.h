@@ -3,6 +3,7 @@
 
 #include <mxnet/lib_api.h>
 
+#include <algorithm>
 #include <cstdint>
 #include <string>
 #include <unordered_map>
@@ -40,9 +41,7 @@ constexpr int kUnknownType = -1;
 inline bool is_size(int64_t size) { return size > 0 && size <= INT32_MAX; }
 
 inline bool are_sizes(const Shape& shape) {
-    for (unsigned int size : shape)
-        if (!is_size(size)) return false;
-    return true;
+    return std::all_of(shape.begin(), shape.end(), is_size);
 }
 
 }  // namespace

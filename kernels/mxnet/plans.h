@@ -21,8 +21,8 @@
 
 namespace ece408 {
 
-// What calls with one plan have in common. Layers that differ in name only have one plan: each new net
-// of Gluon's has new names.
+// What calls with one plan have in common. Layers that differ in name only have one plan: each new
+// net of Gluon's has new names.
 inline auto key_of(const ece408_call& call) {
     const std::string_view all = call.layer ? call.layer : "";
     const auto& [batch, channels, height, width] = call.sizes;
