@@ -84,10 +84,8 @@ struct ece408_forward_functions {
     /* Takes its duration by a plan, and that of its GPU kernels. */
     int (*report)(const ece408_call* call, const ece408_plan* plan, double seconds,
                   double gpu_seconds);
-    /* ece408_run and ece408_use_workers. */
-    int (*run)(const ece408_step* steps, int64_t count, void* const* bases, int threads, int isa,
-               double* seconds, int64_t* failed);
-    void (*use_workers)(int threads);
+    decltype(&ece408_run) run;
+    decltype(&ece408_use_workers) use_workers;
 };
 
 /* Before the first call. Only nodes with the attribute `key` of this value are accepted. */
@@ -169,11 +167,11 @@ ECE408_EXPORT void ece408_part_release(int part);
 /* What Python makes: a program, whose number is negative, or what it is the first to keep of weights,
  * which steps make. Operands of a program's steps are in an arena of `bytes`, the inputs, the outputs,
  * and what is `kept`, by numbers; those of what is kept are in nothing, the inputs, what is `kept`
- * before, and itself, of `bytes`. `weights` are the places of packed ones in it; of a program, the inputs
- * that it also reads in place. `outputs` has for each of a program its number of dimensions, and these.
- * With gradients, `forward_steps` are followed by those of the backward pass, which reads the gradients
- * for the outputs in their place; the wanted gradients, the new averages and `saved_bytes` between the
- * passes are after them. */
+ * before, and itself, of `bytes`. `weights` are the places of packed weights in it; for a program, the
+ * inputs that it also reads in place. `outputs` has for each output of a program its number of
+ * dimensions, and these. With gradients, the backward pass follows `forward_steps`; for it the outputs'
+ * gradients are in their place, then come the wanted gradients, the new averages, and `saved_bytes` that
+ * the passes share. */
 struct ece408_code {
     const ece408_step* steps;
     const int64_t *outputs, *kept, *weights;

@@ -61,12 +61,6 @@ inline std::atomic<bool> predicts{false};
 // Python's functions.
 inline ece408_part_functions part_functions{};
 
-// The result of a function that calls Python.
-template <typename Function>
-MXReturnValue by_python(const Function& function) {
-    return success_if(run_python(function) != 0);
-}
-
 // What Python ends, by its number, with this object, unless that is 0.
 struct OfPython {
     const ece408_ended what;
@@ -145,7 +139,6 @@ public:
     size_t inputs() const { return inputs_; }
     size_t outputs() const { return types_.size() - inputs_; }
     int type(size_t array) const { return types_[array]; }
-    bool has_gradients() const { return has_gradients_; }
 
     // Gives it gradients, as `ece408_part_train`.
     void train(const int* inputs, const int* uses, int count) {
@@ -218,42 +211,18 @@ public:
         return std::count(code.kept.begin(), code.kept.end(), nullptr) == 0;
     }
 
-    // A call by MXNet. MXNet's own temporary memory has at most 2 GiB, and rotates among several.
-    MXReturnValue compute(const Arrays& in, const Arrays& out) {
-        const auto made = program_for(in);
-        if (!made) return kRefused;
-        Given given = given_of(in.data(), out.data());
-        const uint64_t version = versions_.of(in, &given.versions);
-        if (in_python_) return compute_in_python(*made, 0, false, version, given);
-        const Memory arena = arenas_.lend(made->bytes);
-        if (!arena) return kRefused;
-        given.bases[0] = arena.get();
-        add_kept(*made, &given.bases);
-        std::shared_lock<std::shared_mutex> reading(kept_);
-        if (made->is_of(version)) return run(*made, given.bases);
-        // It stays locked for the call: another one may bring other weights.
-        reading.unlock();
-        const std::lock_guard<std::shared_mutex> writing(kept_);
-        const MXReturnValue status = prepare(*made, version, given.bases);
-        return status == MX_SUCCESS ? run(*made, given.bases) : status;
-    }
-
-    // The passes of a part with gradients.
+    // A call by MXNet; with gradients, its forward pass.
     MXReturnValue forward(const Arrays& in, const Arrays& out, Recorded* call) {
         for (const size_t place : places_[ECE408_SET_TO_1])
             std::fill_n(static_cast<float*>(in[place].data_ptr), in[place].size(), 1.f);
         const auto made = program_for(in);
         if (!made) return kRefused;
-        if (call->program != made) call->saved.reset();
-        call->program = made;
         Given given = given_of(in.data(), out.data());
-        if (in_python_) {
-            static std::atomic<int64_t> last{0};
-            if (call->number == 0) call->number = ++last;
-            return compute_in_python(*made, call->number, false, 0, given);
-        }
-        if (!call->saved) call->saved = saved_.lend(made->saved_bytes);
-        return run_pass(*call, false, &given.bases);
+        if (has_gradients_) record(made, call);
+        const uint64_t version = has_gradients_ ? 0 : versions_.of(in, &given.versions);
+        if (in_python_) return compute_in_python(*made, call->number, false, version, given);
+        return has_gradients_ ? run_pass(*call, false, &given.bases)
+                              : compute(*made, version, &given.bases);
     }
 
     // `in` are the gradients for the outputs, the inputs and the outputs.
@@ -332,7 +301,7 @@ public:
 private:
     using Bases = std::vector<void*>;
 
-    // The addresses of a call's arrays, behind that of its arena, and MXNet's counts of writes to them.
+    // The addresses of a call's arrays, behind its arena's, and MXNet's counts of writes to them.
     struct Given {
         Bases bases{nullptr};
         std::vector<uint64_t> versions;
@@ -365,10 +334,34 @@ private:
 
     MXReturnValue compute_in_python(const Program& program, int64_t call, bool is_backward,
                                     uint64_t version, const Given& given) const {
-        return by_python([&] {
+        return success_if(run_python([&] {
             return part_functions.compute(number, program.number, call, is_backward, version,
                                           given.versions.data(), &given.bases[1]);
-        });
+        }));
+    }
+
+    // MXNet's own temporary memory has at most 2 GiB, and rotates among several.
+    MXReturnValue compute(const Program& program, uint64_t version, Bases* bases) {
+        const Memory arena = arenas_.lend(program.bytes);
+        if (!arena) return kRefused;
+        bases->front() = arena.get();
+        add_kept(program, bases);
+        std::shared_lock<std::shared_mutex> reading(kept_);
+        if (program.is_of(version)) return run(program, *bases);
+        // It stays locked for the call: another one may bring other weights.
+        reading.unlock();
+        const std::lock_guard<std::shared_mutex> writing(kept_);
+        const MXReturnValue status = prepare(program, version, *bases);
+        return status == MX_SUCCESS ? run(program, *bases) : status;
+    }
+
+    // Makes room for what the backward passes of a call read.
+    void record(const std::shared_ptr<Program>& program, Recorded* call) {
+        static std::atomic<int64_t> last{0};
+        if (in_python_ && call->number == 0) call->number = ++last;
+        if (call->program != program) call->saved.reset();
+        call->program = program;
+        if (!in_python_ && !call->saved) call->saved = saved_.lend(program->saved_bytes);
     }
 
     // Runs one of the passes on its arrays.
@@ -376,8 +369,9 @@ private:
         const Memory arena = arenas_.lend(call.program->bytes);
         if (!arena || !call.saved) return kRefused;
         bases->front() = arena.get();
-        const size_t results = places_[ECE408_WANTED].size() + places_[ECE408_MOVING_AVERAGE].size();
-        bases->resize(1 + types_.size() + results);
+        // Forward there are no results.
+        bases->resize(1 + types_.size() + places_[ECE408_WANTED].size() +
+                      places_[ECE408_MOVING_AVERAGE].size());
         bases->push_back(call.saved.get());
         return run(*call.program, *bases, is_backward);
     }
@@ -423,8 +417,8 @@ private:
     // The steps of a call, or of one of the passes. Those of weights have no op times.
     MXReturnValue run(const Code& code, const Bases& bases, bool is_backward = false) const {
         const int64_t first = is_backward ? code.forward_steps : 0;
-        const int64_t last = is_backward ? static_cast<int64_t>(code.steps.size()) : code.forward_steps;
-        const int64_t count = last - first;
+        const auto all = static_cast<int64_t>(code.steps.size());
+        const int64_t count = is_backward ? all - first : code.forward_steps;
         const ece408_step* steps = code.steps.data() + first;
         const auto& functions = plans().functions();
         const int threads = plans().threads();
@@ -438,11 +432,11 @@ private:
                                          is_timed ? seconds.data() : nullptr, &failed);
         if (uses_workers) functions.use_workers(0);
         if (status == ECE408_OK && !is_timed) return MX_SUCCESS;
-        const MXReturnValue reported = by_python([&] {
+        const int is_reported = run_python([&] {
             return part_functions.report(code.number, seconds.data(), first, is_timed ? count : 0,
                                          status, failed, count == 0 ? -1 : steps[failed].kind);
         });
-        return status == ECE408_OK ? reported : kRefused;
+        return success_if(status == ECE408_OK && is_reported);
     }
 
     const std::vector<int> types_;

@@ -96,8 +96,7 @@ public:
 
     MXReturnValue Forward(std::vector<MXTensor>* in, std::vector<MXTensor>* out,
                           const OpResource&) override {
-        return part_->has_gradients() ? part_->forward(*in, *out, &last_)
-                                      : part_->compute(*in, *out);
+        return part_->forward(*in, *out, &last_);
     }
 
     MXReturnValue Backward(std::vector<MXTensor>* in, std::vector<MXTensor>* out,

@@ -27,12 +27,6 @@ public:
     // `kinds` has the kind of each input; only counts of writes to an ECE408_PARAMETER are trusted.
     explicit Versions(const std::string& kinds) : kinds_(kinds), seen_(kinds.size()) {}
 
-    // A version that no array has had.
-    static uint64_t next() {
-        static std::atomic<uint64_t> last{0};
-        return ++last;
-    }
-
     // Of all inputs but data together, and of each.
     //
     // MXNet counts the writes to an array. Another array could get its address and have the same
@@ -48,7 +42,7 @@ public:
             if (of(arrays[i], kinds_[i], &seen_[i]) != before) are_same = false;
             (*versions)[i] = seen_[i].version;
         }
-        return are_same ? all_ : all_ = next();
+        return are_same ? all_ : all_ = ++last_;
     }
 
     // The version of all inputs, of these handles, if nothing was written since the last `of`, by
@@ -83,13 +77,13 @@ private:
         uint64_t version = 0;
     };
 
-    // Copies that MXNet makes of arrays in oneDNN's layouts, and arrays in other libraries' memory, have
-    // no writes.
+    // Copies that MXNet makes of arrays in oneDNN's layouts, and arrays in other libraries' memory,
+    // have no writes.
     static bool is_counted(char kind, int64_t writes) {
         return kind == ECE408_PARAMETER && writes != 0 && !are_shared;
     }
 
-    static uint64_t of(const mxnet::ext::MXTensor& array, char kind, Seen* seen) {
+    uint64_t of(const mxnet::ext::MXTensor& array, char kind, Seen* seen) {
         const bool is_alike = seen->type == array.dtype && seen->shape == array.shape;
         const bool is_there = is_alike && seen->address == array.data_ptr;
         const auto writes = static_cast<int64_t>(array.verID);
@@ -106,13 +100,13 @@ private:
         seen->content.assign(content, content + (is_kept ? bytes : 0));
         seen->type = array.dtype;
         seen->shape = array.shape;
-        return seen->version = next();
+        return seen->version = ++last_;
     }
 
     std::mutex mutex_;
     std::string kinds_;
     std::vector<Seen> seen_;
-    uint64_t all_ = 0;
+    uint64_t all_ = 0, last_ = 0;  // of all inputs, and the newest of any
 };
 
 }  // namespace ece408
