@@ -62,8 +62,8 @@ int ece408::at_once(std::vector<void*>& reads, const std::function<int()>& work)
         if (std::this_thread::get_id() == task.caller && task.work) task.result = (*task.work)();
     };
     const auto end = [](void* task) { delete static_cast<Shared*>(task); };
-    const mxnet::Context first_cpu = mxnet::Context::CPU(0);
-    const auto property = mxnet::FnProperty::kAsync;
+    static const mxnet::Context first_cpu = mxnet::Context::CPU(0);
+    static const auto property = mxnet::FnProperty::kAsync;
     const int status = of_mxnet.push(run, new Shared(task), end, &first_cpu, reads.data(),
                                      static_cast<int>(reads.size()), nullptr, 0, &property, 0,
                                      "ece408_part");
