@@ -1,7 +1,5 @@
 """Networks with gradients: random arrays, MXNet's results, and ours."""
 
-import itertools
-
 import numpy as np
 from gpu_networks import array, given
 
@@ -103,7 +101,7 @@ class Recorded:
         if isinstance(self.saved, np.ndarray):
             function(*groups, self.saved.ctypes.data)
         else:
-            function(given(*itertools.chain(*groups)), self.saved)
+            function(given(*(each for group in groups for each in group)), self.saved)
 
     def backward(self):
         """Return the gradients and the new moving averages, by name."""

@@ -119,10 +119,9 @@ def test_little_memory_makes_normalisations_computed_again(mx, at_once):
 
 
 def test_op_times_have_each_direction(small):
-    training = small.training()
     with op_times() as log:
         inputs = [array(each) for each in small.arrays.values()]
-        made = training.program(inputs)
+        made = small.training().program(inputs)
         outputs = [np.empty(shape, np.float32) for shape in made.output_shapes]
         seconds = made.forward(given(*inputs, *map(array, outputs)), made.room())
     assert not log
@@ -134,8 +133,7 @@ def test_dropout_is_drawn_again_in_the_backward_pass(mx, at_once):
     symbol = mx.sym.Group([mx.sym.Dropout(x, p=0.25), mx.sym.Dropout(x, p=0.25)])
     case = TrainingCase(symbol, data=(7, 1001), on="gpu", lowest=1.0)
     case.heads = [case.arrays["data"], 0 * case.arrays["data"]]
-    training = case.training()
-    made = training.program([array(case.arrays["data"])])
+    made = case.training().program([array(case.arrays["data"])])
 
     def run(seed):
         saved, (x,) = made.room(), case.arrays.values()
