@@ -65,8 +65,9 @@ def do_between_uses(arrays: Sequence[Any], action: Callable[[], None]) -> None:
             *(*written, None, 0, b"ece408_wait"),
         )
     )
-    for array in arrays[:1]:
-        array.wait_to_read()
+    # Writes are counted one after the other.
+    for handle in handles:
+        base.check_call(base._LIB.MXNDArrayWaitToRead(ctypes.c_void_p(handle)))
 
 
 def wait_for_uses(arrays: Iterable[Any]) -> None:
