@@ -70,10 +70,8 @@ def _cached_op_class(plain: Any) -> Any:
 
 
 class DualCachedOp:
-    """A CachedOp of one of our graphs. It runs compiled graphs on the CPU (with gradients within
-    `autograd.record()`, and with parts for our GPU backend outside, if the graph has marks) and on
-    a GPU outside `autograd.record()`; it runs the guarded graph if compilation fails, under a
-    monitor, and in other modes.
+    """A CachedOp of one of our graphs. It runs the guarded graph if compilation fails, under a
+    monitor, and in other modes of autograd.
 
     Compiled graphs are created at first use; with static memory each has its own memory. Parts on
     the GPU, and nodes without inputs, may depend on the sizes of arrays. Each context has its own:
@@ -85,15 +83,17 @@ class DualCachedOp:
         self._symbol, self._graph = symbol, graph
         self._names = symbol.list_inputs()
         states = set(symbol.list_auxiliary_states())
-        # Inputs that may have gradients, but had none at the last check.
-        self._without = [n for n, name in enumerate(self._names) if name not in states]
         data = dict(flags).get("data_indices")
         self._data = {self._names[number] for number in data or ()}
+        # Inputs that may have gradients, and those of them that are known to be parameters.
+        self._inputs = tuple(n for n, name in enumerate(self._names) if name not in states)
+        self._parameters = [n for n in self._inputs if data is not None and n not in data]
+        # By context: the parameters of the last recorded call, and the inputs without gradients.
+        self._recorded: dict[Any, tuple[list[Any], tuple[int, ...]]] = {}
         self._flags = [flag for flag in flags if flag[0] not in ("data_indices", "param_indices")]
-        self._adds = autograd_state.may_add()
         self._states = [n for n, name in enumerate(self._names) if name in states]
-        # By (on a GPU, for training, context, how parts run, sizes); `None` if compilation failed.
-        self._compiled: dict[tuple[bool, bool, Any, Sizes], CompiledOp | None] = {}
+        # By (on a GPU, gradients, context and how parts run, sizes); `None` if compilation failed.
+        self._compiled: dict[tuple[bool, Any, Any, Sizes], CompiledOp | None] = {}
         self._by_cuts: dict[Any, CompiledOp | None] = {}
         self._last: dict[Any, CompiledOp | None] = {}  # by context
         self._hook: tuple[Any, bool] = (None, False)
@@ -101,8 +101,7 @@ class DualCachedOp:
         self._weights = [n for n, name in enumerate(self._names) if name in taken]
         self._is_open = graph_inference.has_open_sources(graph)
         self._is_marked = graph_json.is_marked(graph)
-        every = range(len(self._names))
-        self._sized = every if self._is_open or data is None else data
+        self._sized = range(len(self._names)) if self._is_open or data is None else data
         # By sizes, if the graph depends on them.
         self._guarded: dict[Sizes, Any] = {} if self._is_open else {(): guarded}
 
@@ -166,18 +165,13 @@ class DualCachedOp:
         return graph_inference.with_known_sources(self._symbol, self._graph, shapes)
 
     def _compiled_for(self, arrays: Sequence[Any], trains: bool, on_gpu: bool) -> CompiledOp | None:
-        """Return the compiled operator, if any; compile it at first use, and again when other
-        gradients are wanted."""
-        if trains:
-            without = [n for n in self._without if not autograd_state.has_gradient(arrays[n])]
-            if len(without) < len(self._without) or self._adds != autograd_state.may_add():
-                self._without, self._adds = without, autograd_state.may_add()
-                self._compiled = {key: op for key, op in self._compiled.items() if not key[1]}
+        """Return the compiled operator, if any; compile it at first use."""
+        gradients = (self._without(arrays), autograd_state.may_add()) if trains else None
         cuts = self._is_marked and not (trains or on_gpu)
         sizes = self._sizes(arrays, self._is_open or cuts)
         devices = settings.devices() if trains else ()
         how = ("",) if on_gpu else (parts_at_work.mode(), settings.backend(), devices)
-        key = on_gpu, trains, (arrays[0].context, *how), sizes
+        key = on_gpu, gradients, (arrays[0].context, *how), sizes
         known = self._compiled
         if key not in known:
             if len(known) >= _MOST_FORMS:
@@ -186,21 +180,35 @@ class DualCachedOp:
             found = None
             arrays_on_gpu.show(arrays)
             with compiled_graphs.ONE_AT_A_TIME, contextlib.suppress(*compiled_graphs.failures()):
-                found = self._compile(arrays, trains, on_gpu)
+                found = self._compile(arrays, gradients, on_gpu)
             known[key] = found
         return known[key]
 
-    def _compile(self, arrays: Sequence[Any], trains: bool, on_gpu: bool) -> CompiledOp | None:
+    def _without(self, arrays: Sequence[Any]) -> tuple[int, ...]:
+        """Return the inputs without gradients."""
+        parameters = [arrays[number] for number in self._parameters]
+        before, without = self._recorded.get(arrays[0].context, (None, ()))
+        # A parameter that loses its gradient, or gets another one, gets another array.
+        if not _are_same(parameters, before):
+            without = self._inputs
+            for (_, gradients, *_), compiled in self._compiled.items():
+                if gradients is not None and compiled is not None:
+                    compiled.renew()
+        without = tuple(n for n in without if not autograd_state.has_gradient(arrays[n]))
+        self._recorded[arrays[0].context] = parameters, without
+        return without
+
+    def _compile(self, arrays: Sequence[Any], gradients: Any, on_gpu: bool) -> CompiledOp | None:
         inputs = dict(zip(self._names, arrays))
         graph, data = self._graph_for(arrays), self._data or None
         if on_gpu:
             shapes = {name: array.shape for name, array in inputs.items()}
             return self._op_of(compiled_graphs.compiled(self._symbol, graph, shapes), None)
-        if trains:
-            without = {self._names[number] for number in self._without}
-            wanted = set(self._names) - without - set(self._symbol.list_auxiliary_states())
+        if gradients is not None:
+            without, may_add = gradients
+            wanted = {self._names[number] for number in {*self._inputs} - {*without}}
             # It is unknown which gradients are to be added.
-            added = wanted if self._adds else ()
+            added = wanted if may_add else ()
             return self._op_of(
                 *training_parts.compiled(self._symbol, graph, inputs, wanted, added, data)
             )
@@ -233,11 +241,8 @@ class CompiledOp:
     ) -> None:
         own = symbol.list_inputs()
         self._order = [names.index(name) for name in own]
-        is_data = [name in data for name in own]
-        indices = [
-            (key, [place for place, each in enumerate(is_data) if each == wanted])
-            for key, wanted in (("data_indices", True), ("param_indices", False))
-        ]
+        places = [[n for n, name in enumerate(own) if (name in data) == of] for of in (True, False)]
+        indices = zip(("data_indices", "param_indices"), places)
         self._new_op = functools.partial(plain, symbol, [*indices, *flags])
         self._op = self._new_op()
         self._parts = opened
@@ -254,6 +259,12 @@ class CompiledOp:
         self._direct = DirectCalls(opened, names, is_np) if opened and is_whole else None
         # The number of calls since the last direct one.
         self._misses = 0
+
+    def renew(self) -> None:
+        """Give up MXNet's CachedOp: with static shapes it writes gradients to the arrays of its
+        first backward pass."""
+        with self._lock:
+            self._op = self._new_op()
 
     def prepare(self, given: Sequence[Any]) -> None:
         """Bring parameters that stay on a GPU up to date if a call reads them on the CPU."""
@@ -286,35 +297,32 @@ class CompiledOp:
                 refusal = self._parts.taken_refusal() if self._parts else None
                 raise refusal or error from None
 
-    def hold(self, given: Sequence[Any]) -> list[Any]:
-        """Hold the parameters of the next call, and return them. If they differ, wait for the last
-        call, which may still read its own."""
+    def hold(self, given: Sequence[Any]) -> None:
+        """Hold the parameters of the next call. If they differ, wait for the last call, which may
+        still read its own."""
         kept = [given[number] for number in self._kept.values()]
-        if self._are_held(kept):
-            return kept
+        if _are_same(kept, self._given):
+            return
         with self._lock:
             # Another thread may have done it meanwhile. One that sees them as held may call.
-            if self._are_held(kept):
-                return kept
+            if _are_same(kept, self._given):
+                return
             if self._parts is not None:
                 array_memory.wait_for_uses(self._given or ())
                 self._parts.forget(dict(zip(self._kept, kept)))
                 if self._direct is not None:
                     self._direct.hold(given)
             self._given = kept
-            return kept
 
-    def _are_held(self, arrays: Sequence[Any]) -> bool:
-        given = self._given
-        return given is not None and all(map(operator.is_, arrays, given))
+
+def _are_same(arrays: Sequence[Any], before: Sequence[Any] | None) -> bool:
+    return before is not None and all(map(operator.is_, arrays, before))
 
 
 def _read_by_parts(symbol: Any) -> set[str]:
     """Return the inputs that only parts read."""
     graph: Graph = json.loads(graph_json.text(symbol))
     nodes = graph["nodes"]
-    others = {head[0] for head in graph["heads"]}
-    for node in nodes:
-        if node["op"] != parts_at_work.NAME:
-            others |= {entry[0] for entry in node["inputs"]}
+    rest = [node["inputs"] for node in nodes if node["op"] != parts_at_work.NAME]
+    others = {entry[0] for entries in (graph["heads"], *rest) for entry in entries}
     return {n["name"] for k, n in enumerate(nodes) if n["op"] == "null" and k not in others}

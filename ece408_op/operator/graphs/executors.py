@@ -117,10 +117,9 @@ class _Ours:
             return None
         key = is_train, parts_at_work.mode(), settings.backend()
         if key not in self._made:
-            found = None
+            self._made[key] = None
             with compiled_graphs.ONE_AT_A_TIME, contextlib.suppress(*compiled_graphs.failures()):
-                found = self._make(executor, is_train)
-            self._made[key] = found
+                self._made[key] = self._make(executor, is_train)
         return self._made[key]
 
     def _make(self, executor: Any, is_train: bool) -> Any:
@@ -292,21 +291,14 @@ def _rebound(executor: Any, partial_shaping: bool, allow_up_sizing: bool, shapes
             gradient = None if gradient is None else nd.zeros_like(array)
         arrays.append(array)
         gradients.append(gradient)
-    return symbol.bind(
-        executor._ctx,
-        arrays,
-        None if all(gradient is None for gradient in gradients) else gradients,
-        executor._grad_req,
-        bound.states,
-        executor._group2ctx,
-    )
+    some = None if all(gradient is None for gradient in gradients) else gradients
+    others = executor._grad_req, bound.states, executor._group2ctx
+    return symbol.bind(executor._ctx, arrays, some, *others)
 
 
 def _for_executors(symbol: Any, graph: Graph) -> Any:
-    """Return the graph for executors.
-
-    Control flow runs its inner graphs by CachedOps, and its inputs must be plain.
-    """
+    """Return the graph for executors. Control flow runs its inner graphs by CachedOps, and its
+    inputs must be plain."""
     if graph_json.has_control_flow(graph):
         return guards.guarded_symbol(graph, symbol)
     return graph_json.write(graph, symbol)

@@ -355,7 +355,6 @@ def test_only_gradients_that_are_wanted_are_computed(mx, rng):
     x.attach_grad()
     assert directions() == ["backward_data", "backward_weight"] * 2
     net.collect_params(".*conv.*weight").setattr("grad_req", "null")
-    net.hybridize()
     assert directions() == ["backward_data", "backward_data"]
 
 
@@ -466,8 +465,26 @@ def test_a_loss_needs_no_gradient_for_its_result(mx, rng):
 
 
 @pytest.mark.parametrize("hybrid", STATIC)
+def test_frozen_parameters(mx, rng, hybrid):
+    """No average before them moves."""
+    nets = [_net(mx, ours, **hybrid) for ours in (False, True)]
+    x = mx.nd.array(rng.normal(0, 1, SHAPE))
+    for request in ("write", "null", "write"):
+        found = []
+        for net in nets:
+            net.collect_params(".*(conv|gamma|beta).*").setattr("grad_req", request)
+            with mx.autograd.record():
+                loss = (net(x) ** 2).sum()
+            loss.backward()
+            # Static graphs do not declare that they write averages.
+            mx.nd.waitall()
+            found.append({n: each.data().copy() for n, each in _parameters(net).items()})
+            found[-1].update(_gradients(net))
+        _agree(found[1], found[0])
+
+
+@pytest.mark.parametrize("hybrid", STATIC)
 def test_gradients_of_a_call_before_others_were_wanted(mx, rng, hybrid):
-    """Its part is closed then."""
     found = []
     pixels = [mx.nd.array(rng.normal(0, 1, SHAPE)) for _ in range(2)]
     for net in (_net(mx, ours, **hybrid) for ours in (False, True)):
