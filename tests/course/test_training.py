@@ -140,7 +140,7 @@ def test_what_is_exported_is_what_the_milestones_load(mx, tmp_path):
 @pytest.mark.parametrize("gpus", [(), (0, 1)], ids=["one", "two"])
 def test_a_gpu_trains_the_same_model(mx, tmp_path, emulated, noted, gpus):
     """In parts of this package, also after an interruption. One emulated GPU stands for two."""
-    recipe = training.Recipe("2019sp", epochs=2, batch_size=10, steps=2)
+    recipe = training.Recipe("2019sp", epochs=2, batch_size=4, steps=2)
     expected = training.train(recipe, tmp_path / "cpu")
     passes = noted(GpuTrainingProgram, "backward")
     with settings.override(backend="emulator"):
