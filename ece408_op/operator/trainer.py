@@ -318,8 +318,10 @@ class Trainer(mx.gluon.Trainer):
             fresh = [held for held, is_fresh in zip(several, each.fresh) if is_fresh]
             for held in several if adds else fresh:
                 changes.append(_Change(each.number, held, fresh if adds else [held]))
-        trained = sum(parameter.grad_req != "null" for parameter in self._params)
-        if len(given) == trained and None not in held_of and all(all(each.fresh) for each in given):
+        trained = [parameter for parameter in self._params if parameter.grad_req != "null"]
+        # A parameter that is listed twice is on the GPU for one of its numbers at a time.
+        are_all = len(given) == len(trained) == len(set(trained)) and None not in held_of
+        if are_all and all(all(each.fresh) for each in given):
             arrays = [array for each in given for array in each.arrays]
             self._last = _Step(self._key(adds), arrays, changes)
         return changes
