@@ -58,14 +58,16 @@ class _Run:
         made = ece408_op.Trainer if way == "ours" else mx.gluon.Trainer
         self.trainer = made(self.net.collect_params(), form[0], dict(form[1]))
 
-    def step(self, steps=1):
+    def recorded(self):
         x, labels = _data(self.mx)
-        entropy = self.mx.gluon.loss.SoftmaxCrossEntropyLoss()
+        with self.mx.autograd.record():
+            return self.mx.gluon.loss.SoftmaxCrossEntropyLoss()(self.net(x), labels)
+
+    def step(self, steps=1):
         for _ in range(steps):
-            with self.mx.autograd.record():
-                loss = entropy(self.net(x), labels)
+            loss = self.recorded()
             loss.backward()
-            self.trainer.step(len(x))
+            self.trainer.step(4)
             self.losses.append(float(loss.mean().asscalar()))
         return self
 
@@ -144,11 +146,7 @@ def test_written_parameters_and_gradients_count(mx):
         made.step(1)
         net[0].weight.data()[:] *= 2
         made.step(1)
-        x, labels = _data(mx)
-        entropy = mx.gluon.loss.SoftmaxCrossEntropyLoss()
-        with mx.autograd.record():
-            loss = entropy(net(x), labels)
-        loss.backward()
+        made.recorded().backward()
         mx.gluon.utils.clip_global_norm([net[6].weight.grad(), net[0].weight.grad()], 0.01)
         made.trainer.step(4)
         net[6].bias.grad_req = "null"
@@ -165,9 +163,7 @@ def test_written_parameters_and_gradients_count(mx):
 
 def _again(made):
     """A backward pass after weights have changed, which also moves averages again."""
-    x, labels = _data(made.mx)
-    with made.mx.autograd.record():
-        loss = made.mx.gluon.loss.SoftmaxCrossEntropyLoss()(made.net(x), labels)
+    loss = made.recorded()
     loss.backward(retain_graph=True)
     made.trainer.step(4)
     loss.backward()
@@ -224,9 +220,7 @@ def _saved_and_loaded(made, file="states"):
 
 def _averages_read(made):
     """Between backward passes."""
-    x, labels = _data(made.mx)
-    with made.mx.autograd.record():
-        loss = made.mx.gluon.loss.SoftmaxCrossEntropyLoss()(made.net(x), labels)
+    loss = made.recorded()
     for _ in range(2):
         loss.backward(retain_graph=True)
         made.losses.append(float(made.net[1].running_mean.data().norm().asscalar()))
@@ -236,10 +230,8 @@ def _averages_read(made):
 
 def _called_before(made):
     """A call waits for its images until the step is over, and has the parameters before it."""
-    x, labels = _data(made.mx)
-    with made.mx.autograd.record():
-        loss = made.mx.gluon.loss.SoftmaxCrossEntropyLoss()(made.net(x), labels)
-    loss.backward()
+    x, _ = _data(made.mx)
+    made.recorded().backward()
     slow = made.mx.nd.ones((1000, 1000))
     for _ in range(6):
         slow = made.mx.nd.dot(slow, slow) / 1000
@@ -353,6 +345,13 @@ def test_a_stale_gradient_is_mxnets_warning(mx):
     made = _Run(mx, "ours", _FORMS[0]).step(1)
     with pytest.raises(UserWarning, match="has not been updated by backward"):
         made.trainer.step(4)
+
+
+def test_parameters_may_be_listed_twice(mx):
+    made, right = (_Run(mx, "ours", _FORMS[0]) for _ in range(2))
+    listed = list(made.net.collect_params().values())
+    made.trainer = ece408_op.Trainer([*listed, *listed], *_FORMS[0])
+    _agree(made.step(3).parameters(), right.step(3).parameters())
 
 
 def test_other_optimizers_are_mxnets(mx):
