@@ -260,15 +260,16 @@ class GpuTrainingProgram(TwoPasses):
         its gradient is."""
         is_gradient, value = number in self._gradients, self._arrays[number]
         found = residents.find(address, value.shape, self._machine, is_gradient)
+        key = id(value.buffer)
+        before = self._residents.get(key)
+        if found is None and before is not None and not is_gradient:
+            before[0].check(None)
         self._addresses[number], self._in_places[number] = address, found
         self._passes_of.pop(number, None)
-        key = id(value.buffer)
-        before = self._residents.pop(key, None)
+        self._residents.pop(key, None)
         if found is not None:
             place = found.gradient if is_gradient else found.weight
             self._residents[key] = found, place.address
-        elif before is not None and not is_gradient:
-            before[0].check(None)
         if self._residents.get(key) != before:
             self._forget()
 

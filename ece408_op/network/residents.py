@@ -120,7 +120,7 @@ class Resident:
     def close(self) -> None:
         """Let the host's arrays be used as others are: what the GPU has newer is lost."""
         self.is_ahead = False
-        _changed()
         for known, array in ((_parameters, self.host), (_gradients, self.host_gradient)):
             if array is not None and known.get(array.address) is self:
                 del known[array.address]
+        _changed()
