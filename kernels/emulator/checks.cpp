@@ -561,7 +561,8 @@ void atomic(Place place, const void* address, size_t bytes, bool may_spin, bool 
         w.counts->access({place}, What::ATOMIC, address, bytes);
         return;
     }
-    if (emulator().memory.checked()) {
+    const bool is_checked = emulator().memory.checked();
+    if (is_checked) {
         if (compares && w.read.address == address) {
             w.read.address = nullptr;
             const Tag own = w.own_tag();
@@ -571,9 +572,10 @@ void atomic(Place place, const void* address, size_t bytes, bool may_spin, bool 
         w.compares = compares;
         check<true>(address, bytes, true, true, place);
         w.compares = false;
-        w.synchronize();
     }
     if (may_spin) w.spin(address, bytes, place, nullptr);
+    // Others may have run, and released what the function now acquires.
+    if (is_checked) w.synchronize();
 }
 
 }  // namespace ece408_emulator

@@ -186,6 +186,19 @@ KERNEL(right_mutex, (int* held, float* sum), 16, 64, (int*)a.x, a.x + 1) {
     unlock(held);
 }
 
+KERNEL(right_mutex_held_for_long, (int* held, int* ended, float* sum), 1, 96, (int*)a.x, (int*)a.x + 1,
+       a.x + 2) {
+    if (threadIdx.x % 32) return;
+    if (threadIdx.x == 64) {
+        atomicExch(ended, 1);
+        return;
+    }
+    lock(held);
+    while (!threadIdx.x && !atomicAdd(ended, 0)) {}
+    *sum = *sum + 1;
+    unlock(held);
+}
+
 KERNEL(looks_after_it_has_unlocked, (int* held, float* sum, float* y), 1, 64, (int*)a.x, a.x + 1, a.y) {
     if (threadIdx.x % 32) return;
     lock(held);
