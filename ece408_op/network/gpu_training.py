@@ -97,11 +97,11 @@ class GpuTrainingProgram(TwoPasses):
                 moved = 0
         first, end = len(inputs) - outputs, len(self._arrays)
         variables, results = inputs[:first], range(len(inputs), end)
-        self._gradients, self._averages = results[: len(results) - moved], range(end - moved, end)
+        self._gradients, moving = results[: len(results) - moved], range(end - moved, end)
         read = _read(inputs[first:], backward)
         self._groups = [
             [_Group(_read(variables, forward))],
-            [*map(_Group, (_read(variables, backward), read, self._gradients, self._averages))],
+            [*map(_Group, (_read(variables, backward), read, self._gradients, moving))],
         ]
         self._variables = first
         # Arrays that are copied together are adjacent.

@@ -194,15 +194,6 @@ class _Change(NamedTuple):
     gradients: Sequence[_OnGpu]
 
 
-class _Step(NamedTuple):
-    """A step's changes, and the arrays that have new gradients, which the next one with the same
-    `key` also has."""
-
-    key: tuple[Any, ...] | None
-    arrays: Sequence[Any]
-    changes: Sequence[_Change]
-
-
 class Trainer(mx.gluon.Trainer):
     """`gluon.Trainer` for networks that train on a GPU (`net.hybridize(backend="ece408")`), whose
     parameters, gradients and states of the optimizer stay there.
@@ -236,7 +227,8 @@ class Trainer(mx.gluon.Trainer):
         self._tables: dict[GpuMachine, tuple[Any, Table]] = {}
         # Whether the next update adds up the gradients of all contexts.
         self._adds = False
-        self._last: _Step | None = None
+        # The key and the changes of the last step, if all parameters had new gradients.
+        self._last: tuple[Any, Sequence[_Change]] | None = None
 
     def save_states(self, fname: str) -> None:
         """Write the optimizer's states to a file, as `gluon.Trainer` does."""
@@ -269,18 +261,19 @@ class Trainer(mx.gluon.Trainer):
 
     def _changes_as_before(self, adds: bool) -> Sequence[_Change] | None:
         """Return the changes of the last step if this one has the same; else `None`."""
-        last = self._last
-        if last is None or last.key != self._key(adds):
+        key, changes = self._last or (None, ())
+        if key is None or key != self._key(adds):
             return None
         flag = ctypes.c_int()
         library, to = quick_mxnet(), ctypes.byref(flag)
-        for array in last.arrays:
-            library.MXNDArrayGetGradState(array.handle, to)
+        handles = [each.held.array.handle for each in changes]
+        for handle in handles:
+            library.MXNDArrayGetGradState(handle, to)
             if not flag.value:
                 return None
-        for array in last.arrays:
-            library.MXNDArraySetGradState(array.handle, 0)
-        return last.changes
+        for handle in handles:
+            library.MXNDArraySetGradState(handle, 0)
+        return changes
 
     def _key(self, adds: bool) -> tuple[Any, ...] | None:
         """Return what decides about a step's changes besides new gradients; `None` if there is no
@@ -322,8 +315,7 @@ class Trainer(mx.gluon.Trainer):
         # A parameter that is listed twice is on the GPU for one of its numbers at a time.
         are_all = len(given) == len(trained) == len(set(trained)) and None not in held_of
         if are_all and all(all(each.fresh) for each in given):
-            arrays = [array for each in given for array in each.arrays]
-            self._last = _Step(self._key(adds), arrays, changes)
+            self._last = self._key(adds), changes
         return changes
 
     def _runs_on_gpus(self) -> bool:

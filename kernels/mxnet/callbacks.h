@@ -164,11 +164,11 @@ ECE408_EXPORT void ece408_part_forget(int part, const char* kinds);
 /* No new node has this part from now on; it ends with its last node. */
 ECE408_EXPORT void ece408_part_release(int part);
 
-/* What Python makes: a program, whose number is negative, or what it is the first to keep of weights,
- * which steps make. Operands of a program's steps are in an arena of `bytes`, the inputs, the outputs,
- * and what is `kept`, by numbers; those of what is kept are in nothing, the inputs, what is `kept`
- * before, and itself, of `bytes`. `weights` are the places of packed weights in it; for a program, the
- * inputs that it also reads in place. `outputs` has for each output of a program its number of
+/* What Python makes: a program, whose number is negative, or packed weights that no program before it
+ * keeps, which steps make. Operands of a program's steps are in an arena of `bytes`, the inputs, the
+ * outputs, and what is `kept`, by numbers; those of what is kept are in nothing, the inputs, what is
+ * `kept` before, and itself, of `bytes`. `weights` are the places of packed weights in it; for a program,
+ * the inputs that it also reads in place. `outputs` has for each output of a program its number of
  * dimensions, and these. With gradients, the backward pass follows `forward_steps`; for it the outputs'
  * gradients are in their place, then come the wanted gradients, the new averages, and `saved_bytes` that
  * the passes share. */

@@ -181,8 +181,8 @@ public:
         return made;
     }
 
-    // Takes what Python made for a program: what it is the first to keep of weights, or itself; false
-    // if there is no room, or something that it reads is not kept any more.
+    // Takes what Python made for a program: packed weights that no program before it keeps, or the
+    // program; false if there is no room, or something that it reads is not kept any more.
     bool take(const ece408_code& made, Program* program) {
         const auto kept = made.number > 0 ? std::make_shared<Kept>() : nullptr;
         Code& code = kept ? *kept : static_cast<Code&>(*program);
