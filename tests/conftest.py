@@ -148,7 +148,7 @@ def _why_no_gpu():
 
 # Parallel test files that start first; otherwise cores would be idle while the last of them runs.
 LONGEST = (
-    *("lab/test_emulated.py", "backends/cuda/runtime/test_nvcc_compiler.py", "lab/test_cheats.py"),
+    *("lab/test_emulated.py", "backends/cuda/runtime/test_compiler.py", "lab/test_cheats.py"),
     *("lab/test_check.py", "backends/emulator/test_ladder.py", "lab/test_ranking.py"),
     *("operator/graphs/test_random_graphs.py", "backends/cpu/test_kernels.py"),
     *("backends/cuda/test_kernel_files.py", "course/test_milestone.py", "scripts/test_bench.py"),

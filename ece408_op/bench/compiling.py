@@ -7,8 +7,8 @@ from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 
 from ..backends.cuda.kernel_plan import Plan, Target, architecture
+from ..backends.cuda.runtime.compiler import compile_plan
 from ..backends.cuda.runtime.launcher import cache_folder
-from ..backends.cuda.runtime.nvcc_compiler import compile_plan
 
 
 def compile_all(gpu: Target, plans: Iterable[Plan]) -> None:

@@ -53,7 +53,10 @@ _CPU_NEEDS = (
 _NEEDS = {
     CPU: _CPU_NEEDS,
     BUILD: ("C++ compiler",),
-    GPU: (*_CPU_NEEDS, "CUDA kernels", "C++ compiler", "nvcc", "NVIDIA driver", "GPU", "PyCUDA"),
+    GPU: (
+        *(*_CPU_NEEDS, "CUDA kernels", "C++ compiler", "CUDA compiler"),
+        *("NVIDIA driver", "GPU", "PyCUDA"),
+    ),
 }
 
 

@@ -19,6 +19,7 @@ from typing import Callable, Union
 
 from .. import settings
 from ..backends.cpu import native
+from ..backends.cuda.runtime import nvrtc_compiler
 from ..course import course_terms
 from ..course.dataset import fashion_data, resize
 from ..course.milestone import TEST_IMAGES
@@ -204,17 +205,22 @@ def _emulator() -> Finding:
     return Finding("emulator", OK, "runs CUDA kernels without a GPU: ece408 lab check --emulate")
 
 
-def _nvcc() -> Finding:
-    hint = "install the CUDA toolkit, or set CUDA_HOME to it"
-    path = gpu.find_nvcc()
+def _cuda_compiler() -> Finding:
+    """Return whether NVRTC compiles our kernels, and nvcc a user's; nvcc can do both."""
+    name, hint = "CUDA compiler", "install the CUDA toolkit, or set CUDA_HOME to it"
+    nvrtc, path = gpu.find_nvrtc(), gpu.find_nvcc()
+    library = nvrtc and f"{nvrtc_compiler.version(nvrtc.library)}, {nvrtc.library}"
     if path is None:
-        return Finding("nvcc", MISSING, "not found", hint)
+        if library is None:
+            return Finding(name, MISSING, "neither NVRTC nor nvcc is found", hint)
+        return Finding(name, NOTE, f"{library}; no nvcc, which kernels of your own need", hint)
 
     def describe(output: str) -> str:
         release = re.search(r"release ([\d.]+)", output)
-        return f"{release[1] if release else 'unknown version'}, {path}"
+        nvcc = f"nvcc {release[1] if release else 'of unknown version'}, {path}"
+        return f"{library}; {nvcc}" if library else f"{nvcc}; no NVRTC, which is faster"
 
-    return _tool("nvcc", [str(path)], hint, describe)
+    return _tool(name, [str(path)], hint, describe)
 
 
 def _tool(name: str, command: list[str], hint: str, describe: Callable[[str], str]) -> Finding:
@@ -397,7 +403,7 @@ CHECKS: dict[str, dict[str, Check]] = {
     },
     GPU: {
         "CUDA kernels": _cuda_kernels,
-        "nvcc": _nvcc,
+        "CUDA compiler": _cuda_compiler,
         "NVIDIA driver": _driver,
         "PyCUDA": _pycuda,
         MXNETS_GPU_CODE: _mxnets_gpu_code,

@@ -18,7 +18,7 @@ from ..backends.cuda import work
 from ..backends.cuda.kernel_plan import Kernel
 from ..backends.cuda.kernels import tuned
 from ..backends.cuda.kernels.tuned import Result
-from ..backends.cuda.runtime import device, nvcc_compiler
+from ..backends.cuda.runtime import compiler, device
 from ..backends.cuda.runtime.device import Gpu
 from ..bench import side_by_side, tune_targets, tuner
 from ..bench.side_by_side import Answer, Job
@@ -101,7 +101,7 @@ def run(options: argparse.Namespace) -> None:
     gpus = settings.devices()
     gpu = device.get(gpus[0])
     side_by_side.check_alike(gpus)
-    nvcc_compiler.require_nvcc()
+    compiler.require(options.kernel)
     directions = DIRECTIONS if options.gradients and only is None else DIRECTIONS[:1]
     tasks = [
         Task(problem, direction, options.kernel, options.quick)

@@ -7,9 +7,10 @@ import importlib.util
 import os
 import shutil
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from ..errors import NoUsableGpu
 
@@ -135,8 +136,10 @@ def require_our_kernels(devices: Sequence[int]) -> None:
             )
     if importlib.util.find_spec("pycuda") is None:
         raise NoUsableGpu("PyCUDA is not installed; pip install 'ece408_op[cuda]'")
-    if find_nvcc() is None:
-        raise NoUsableGpu("nvcc is not found; install the CUDA toolkit, or set CUDA_HOME to it")
+    if find_nvrtc() is None and find_nvcc() is None:
+        raise NoUsableGpu(
+            "neither NVRTC nor nvcc is found; install the CUDA toolkit, or set CUDA_HOME to it"
+        )
 
 
 def find_nvcc() -> Path | None:
@@ -147,10 +150,37 @@ def find_nvcc() -> Path | None:
     on_path = shutil.which("nvcc")
     if on_path:
         return Path(on_path)
-    for home in (os.environ.get("CUDA_HOME"), _USUAL_HOME, *_wheels()):
-        if home and os.access(Path(home) / "bin" / "nvcc", os.X_OK):
-            return Path(home) / "bin" / "nvcc"
+    paths = (home / "bin" / "nvcc" for home in _homes())
+    return next((path for path in paths if os.access(path, os.X_OK)), None)
+
+
+class Nvrtc(NamedTuple):
+    """CUDA's compiler as a library, and the folder of CUDA's headers."""
+
+    library: Path
+    headers: Path
+
+
+def find_nvrtc() -> Nvrtc | None:
+    """Return NVRTC, from where `find_nvcc` looks. `None` if none is found."""
+    on_path = shutil.which("nvcc")
+    for home in (*([Path(on_path).resolve().parents[1]] if on_path else []), *_homes()):
+        headers = home / "include"
+        if (headers / "cuda_fp16.h").is_file():
+            for folder in ("lib64", "lib"):
+                # The shortest name has the major version alone.
+                found = sorted((home / folder).glob("libnvrtc.so.[0-9]*"))
+                if found:
+                    return Nvrtc(found[0], headers)
     return None
+
+
+def _homes() -> Iterator[Path]:
+    """Yield the folders that may have CUDA, the preferred ones first."""
+    named = os.environ.get("CUDA_HOME")
+    yield from ([Path(named)] if named else [])
+    yield _USUAL_HOME
+    yield from _wheels()
 
 
 def _wheels() -> list[Path]:

@@ -8,8 +8,8 @@ from typing import Any
 
 from ..backends.cuda.kernel_plan import Capability, architecture
 from ..backends.cuda.runtime import launcher
+from ..backends.cuda.runtime.compiler import compile_plan
 from ..backends.cuda.runtime.device import BEGIN, COMPUTED, Gpu, Lane, immortal
-from ..backends.cuda.runtime.nvcc_compiler import compile_plan
 
 SOURCE = "measuring/ceilings.cu"
 ARCHITECTURES = ("75", "80", "86", "89", "90", "90a", "100", "120")

@@ -1,6 +1,7 @@
 import errno
 import json
 import os
+import pathlib
 import re
 import sys
 from importlib.machinery import ModuleSpec
@@ -73,6 +74,7 @@ class Machine:
         self.kernel.parent.mkdir(parents=True)
         self.kernel.touch()
         self.set(checks.resources, "kernels_dir", lambda: folder / "kernels")
+        self.nvrtc(None)
         self.driver(H200)
         self.item(checks.CHECKS["build"], "emulator", lambda: Finding("emulator", OK, ""))
         self.set(checks, "load_mxnet", lambda: _mxnet(cuda=False))
@@ -84,6 +86,11 @@ class Machine:
 
     def driver(self, *gpus):
         self.set(gpu, "find_driver", lambda: gpu.Driver("13.0", gpus))
+
+    def nvrtc(self, version):
+        found = version and gpu.Nvrtc(pathlib.Path("/x"), pathlib.Path("/"))
+        self.set(gpu, "find_nvrtc", lambda: found)
+        self.set(checks.nvrtc_compiler, "version", lambda library: version)
 
     def no_driver(self):
         error = NoUsableGpu(f"{NO_DRIVER}; the CPU milestones m1.1 and m2.1 need none")
@@ -172,7 +179,7 @@ def test_a_complete_machine(machine):
     assert details["GPU 0"] == "NVIDIA H200, sm_90, 140.0 GiB"
     assert details["NVIDIA driver"] == "for CUDA up to 13.0"
     assert details["C++ compiler"] == "g++ (Fake) 12.2.0"
-    assert details["nvcc"].startswith("13.0, /")
+    assert details["CUDA compiler"].startswith("nvcc 13.0, /")
     assert details["PyCUDA"] == "2026.1"
     assert details["models"] == "2017fa, 2018sp, 2019sp, 2019fa"
     assert details["Python"] == ".".join(map(str, sys.version_info[:3]))
@@ -205,7 +212,7 @@ def test_the_text_is_aligned_and_hints_have_lines_of_their_own():
         "CPU kernels, Fashion-MNIST, models, cache folder",
         "kernels of your own: cannot run: needs C++ compiler",
         f"{GPU}cannot run: needs Python, NumPy, SciPy, CPU kernels, Fashion-MNIST, models, "
-        "cache folder, CUDA kernels, C++ compiler, nvcc, NVIDIA driver, GPU, PyCUDA",
+        "cache folder, CUDA kernels, C++ compiler, CUDA compiler, NVIDIA driver, GPU, PyCUDA",
     ]
     assert Diagnosis({}).exit_code == doctor.EXIT_NOTHING == 21
 
@@ -303,10 +310,13 @@ FOUND = [
      "missing: 2026.1 does not import ( -> pip install --force-reinstall / gpu"),
     ("PyCUDA", lambda m: m.without("pycuda"),
      "missing: not installed -> pip install 'ece408_op[cuda]' / gpu"),
-    ("nvcc", lambda m: _script(m.tools / "nvcc", "out of order", 1),
+    ("CUDA compiler", lambda m: _script(m.tools / "nvcc", "out of order", 1),
      "missing: does not run -> CUDA_HOME / gpu"),
-    ("nvcc", lambda m: m.set(gpu, "find_nvcc", lambda: None),
-     "missing: not found -> install the CUDA toolkit, or set CUDA_HOME to it / gpu"),
+    ("CUDA compiler", lambda m: m.set(gpu, "find_nvcc", lambda: None),
+     "missing: neither NVRTC nor nvcc -> install the CUDA toolkit, or set CUDA_HOME / gpu"),
+    ("CUDA compiler", lambda m: m.nvrtc("NVRTC 13.0"), "ok: /x; nvcc 13.0, /"),
+    ("CUDA compiler", lambda m: (m.nvrtc("NVRTC 13.0"), m.set(gpu, "find_nvcc", lambda: None)),
+     "note: NVRTC 13.0, /x; no nvcc, which kernels of your own need -> CUDA_HOME"),
     ("C++ compiler", lambda m: m.compiler("clang++", "clang 17"), "ok: clang 17"),
     ("C++ compiler", lambda m: m.compiler("none"),
      "missing: no g++, clang++ or c++ -> apt install g++ / build gpu"),

@@ -15,7 +15,7 @@ import ece408_op
 from ece408_op import settings
 from ece408_op.backends.cuda import work
 from ece408_op.backends.cuda.kernels import catalog, tuned
-from ece408_op.backends.cuda.runtime import device, nvcc_compiler
+from ece408_op.backends.cuda.runtime import compiler, device
 from ece408_op.bench import side_by_side, tune_targets, tuner
 from ece408_op.bench.cuda_timer import Timing
 from ece408_op.bench.shapes import SHAPES
@@ -128,7 +128,7 @@ def benches(monkeypatch, tmp_path):
     monkeypatch.setattr(tuner, "bench", bench)
     monkeypatch.setattr(tuner, "compile_all", lambda gpu, plans: None)
     monkeypatch.setattr(device, "get", lambda index: FakeGpu())
-    monkeypatch.setattr(nvcc_compiler, "require_nvcc", lambda: None)
+    monkeypatch.setattr(compiler, "require", lambda file: None)
     tuned.forget()
     with settings.override(cache=tmp_path / "cache"):
         yield made

@@ -29,6 +29,7 @@ def _pretend(monkeypatch, capability=(9, 0), pycuda=True, nvcc="/cuda/bin/nvcc",
     monkeypatch.setattr(gpu_support, "load_mxnet", lambda: fake)
     monkeypatch.setattr(gpu_support.fatbin, "architectures", lambda library: mxnet)
     monkeypatch.setattr(gpu.importlib.util, "find_spec", lambda name: pycuda or None)
+    monkeypatch.setattr(gpu, "find_nvrtc", lambda: None)
     monkeypatch.setattr(gpu, "find_nvcc", lambda: nvcc)
 
 
@@ -47,7 +48,7 @@ def test_no_driver():
             r"has compute capability 7.0, the CUDA kernels need 7.5",
         ),
         ({"pycuda": None}, "", True, r"PyCUDA is not installed; pip install 'ece408_op\[cuda\]'"),
-        ({"nvcc": None}, "", True, "is not found; install the CUDA toolkit, or set CUDA_HOME"),
+        ({"nvcc": None}, "", True, "nor nvcc is found; install the CUDA toolkit, or set CUDA_HOME"),
         ({}, "0,3", True, r"no GPU 3 \(--gpu, ECE.*\); there are 1, numbered"),
         # Of MXNet's own.
         ({}, "", False, r"built for the CPU only; .* 'ece408_op\[cu117\]'"),

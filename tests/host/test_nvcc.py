@@ -41,6 +41,28 @@ def test_each_place_in_its_turn(wheels, tmp_path, monkeypatch):
     assert str(gpu.find_nvcc()) == "/on/the/path/nvcc"
 
 
+def _nvrtc(home, folder="lib64"):
+    (home / "include").mkdir(parents=True)
+    (home / folder).mkdir()
+    for name in ("libnvrtc.so.13.0.48", "libnvrtc.so.13", "libnvrtc.so"):
+        (home / folder / name).touch()
+    return gpu.Nvrtc(home / folder / "libnvrtc.so.13", home / "include")
+
+
+def test_nvrtc_in_each_place_with_its_headers(wheels, tmp_path, monkeypatch):
+    assert gpu.find_nvrtc() is None
+    wheel = _nvrtc(wheels / "cu13", "lib")
+    assert gpu.find_nvrtc() is None, "without headers"
+    (wheel.headers / "cuda_fp16.h").touch()
+    assert gpu.find_nvrtc() == wheel
+    path = _nvcc(tmp_path / "cuda")
+    monkeypatch.setattr(gpu.shutil, "which", lambda name: str(path))
+    assert gpu.find_nvrtc() == wheel
+    toolkit = _nvrtc(tmp_path / "cuda")
+    (toolkit.headers / "cuda_fp16.h").touch()
+    assert gpu.find_nvrtc() == toolkit
+
+
 def test_without_any_wheel(wheels, monkeypatch):
     monkeypatch.setattr(gpu.importlib.util, "find_spec", lambda name: None)
     assert gpu.find_nvcc() is None

@@ -74,11 +74,11 @@ NEW_KERNEL = """\
 
 COMPILES = """
 from ece408_op.backends.cuda.kernels import catalog
-from ece408_op.backends.cuda.runtime import nvcc_compiler
+from ece408_op.backends.cuda.runtime import compiler
 from ece408_op.bench.shapes import SHAPES
 kernel = catalog.get("20_new")
 plan = kernel.plan(SHAPES["fa19_2"], (9, 0), False)
-nvcc_compiler.compile_plan(kernel.source, plan.defines, "90", __import__("pathlib").Path("kept"))
+compiler.compile_plan(kernel.source, plan.defines, "90", __import__("pathlib").Path("kept"))
 """
 
 

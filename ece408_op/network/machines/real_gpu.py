@@ -12,9 +12,9 @@ from ... import settings
 from ...backends import Done, as_array
 from ...backends.cuda.kernel_plan import Code, Defines, Plan, architecture
 from ...backends.cuda.runtime import device, launcher
+from ...backends.cuda.runtime.compiler import compile_plan
 from ...backends.cuda.runtime.device import Gpu, Lane, reported
 from ...backends.cuda.runtime.graphs import Recording
-from ...backends.cuda.runtime.nvcc_compiler import compile_plan
 from ...backends.cuda.work import done
 from ...op_log import GpuTime
 from .gpu_steps import GpuSteps

@@ -8,6 +8,7 @@
 #include "depthwise_fwd.cuh"
 
 extern "C" __global__ void __launch_bounds__(THREADS)
-    convolve(float *y, const float *x, const float *w, const float *bias, int batch) {
+    convolve(float *__restrict__ y, const float *__restrict__ x, const float *__restrict__ w,
+             const float *__restrict__ bias, int batch) {
     GATHER(y, x, w, bias, unsigned(batch) * GROUPS);
 }

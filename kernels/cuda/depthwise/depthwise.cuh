@@ -178,7 +178,8 @@ struct Band {
 // A run in flight to shared memory. All loads come before the first store, with other work between.
 template <int MOST>
 struct Copy {
-    static constexpr int kEach = divide_up(divide_up(MOST, 4), THREADS);
+    // Not 0, also where no run is copied (PLANES 0): NVRTC takes no empty arrays.
+    static constexpr int kEach = divide_up(MOST > 0 ? divide_up(MOST, 4) : 1, THREADS);
     Run run;
     float4 vectors[kEach];
     float end;

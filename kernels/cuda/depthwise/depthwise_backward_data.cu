@@ -9,6 +9,7 @@
 #include "depthwise_fwd.cuh"
 
 extern "C" __global__ void __launch_bounds__(THREADS)
-    backward_data(float *dx, const float *w, const float *dy, int batch) {
+    backward_data(float *__restrict__ dx, const float *__restrict__ w, const float *__restrict__ dy,
+                  int batch) {
     GATHER(dx, dy, w, nullptr, unsigned(batch) * GROUPS);
 }

@@ -147,8 +147,8 @@ __device__ __forceinline__ void reduce_groups(const Sums &sums, int groups, F f)
 // Units are bands of an image; each slice has `each` of them. One slice writes dw; several slices
 // write parts[slice][weight].
 extern "C" __global__ void __launch_bounds__(THREADS)
-    backward_weight(float *dw, float *parts, const float *x, const float *dy, int batch, int slices,
-                    int each) {
+    backward_weight(float *__restrict__ dw, float *__restrict__ parts, const float *__restrict__ x,
+                    const float *__restrict__ dy, int batch, int slices, int each) {
     __shared__ Tile x_tiles[kInRuns];
     __shared__ float4 dy_space[kOutRuns][vectors_for(kOutFloats)];
     const unsigned group0 = blockIdx.x % kBlocks * PLANES, slice = blockIdx.x / kBlocks;
@@ -218,7 +218,8 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     }
 }
 
-extern "C" __global__ void reduce(float *dw, const float *parts, const float *x, const float *dy,
+extern "C" __global__ void reduce(float *__restrict__ dw, const float *__restrict__ parts,
+                                  const float *__restrict__ x, const float *__restrict__ dy,
                                   int batch, int slices) {
     const unsigned index = blockIdx.x * blockDim.x + threadIdx.x;
     if (index >= kWeights) return;

@@ -25,7 +25,6 @@
 // double precision.
 //
 // Measured: fa19_1 5.52 ms, fa19_2 6.36 ms; batch 10000, NVIDIA H200.
-#include <cooperative_groups.h>
 
 #ifndef PARTS  // numbers that a float is split into: 2 fp16 or 3 bf16
 #define PARTS 2
@@ -434,29 +433,34 @@ struct Worker {
     }
 
 #if CLUSTER > 1
+    __device__ __forceinline__ static void wait_for_cluster() {
+        __cluster_barrier_arrive();
+        __cluster_barrier_wait();
+    }
+
     // Each block of the cluster adds up some of the rows.
     __device__ __forceinline__ void write_by_cluster(Shared &shared, const Arrays &arrays,
                                                      const Item &item) {
-        auto cluster = cooperative_groups::this_cluster();
 #pragma unroll
         for (int i = 0; i < kSums; i += 2) {
             *(float2 *)&shared.sums[row + i / 2 % 2 * 8][column + i / 4 * 8] =
                 make_float2(total[i], total[i + 1]);
         }
-        cluster.sync();
+        wait_for_cluster();
         constexpr int kOwnRows = kTileRows / CLUSTER;
-        const int first = cluster.block_rank() * kOwnRows;
+        const int first = int(__clusterRelativeBlockRank()) * kOwnRows;
         for (int i = threadIdx.x; i < kOwnRows * kTileColumns; i += kThreads) {
             const int of_tile = first + i / kTileColumns, across = i % kTileColumns;
             float sum = 0;
 #pragma unroll
             for (int block = 0; block < CLUSTER; block++) {
-                sum += *cluster.map_shared_rank(&shared.sums[of_tile][across], block);
+                const float *own = &shared.sums[of_tile][across];
+                sum += *(const float *)__cluster_map_shared_rank(own, block);
             }
             arrays.write<1>(item, item.row + of_tile, item.column + across,
                             [&](int) { return sum; });
         }
-        cluster.sync();
+        wait_for_cluster();
     }
 #endif
 };
@@ -538,8 +542,9 @@ struct Pipeline {
 #define OF_CLUSTER
 #endif
 extern "C" __global__ void OF_CLUSTER __launch_bounds__(kThreads, BLOCKS)
-    multiply_tiles(float *out, const float *rows, const float *columns, const float *bias,
-                   float *partial, int batch, int splits) {
+    multiply_tiles(float *__restrict__ out, const float *__restrict__ rows,
+                   const float *__restrict__ columns, const float *__restrict__ bias,
+                   float *__restrict__ partial, int batch, int splits) {
     extern __shared__ __align__(128) char bytes[];
     const Arrays arrays{out, {rows}, {columns}, bias, partial, batch, splits};
     Pipeline(*(Shared *)bytes, arrays).run();
@@ -547,8 +552,9 @@ extern "C" __global__ void OF_CLUSTER __launch_bounds__(kThreads, BLOCKS)
 
 // Sums of all splits, one thread for each element.
 extern "C" __global__ void __launch_bounds__(256)
-    add_up(float *out, const float *rows, const float *columns, const float *bias, float *partial,
-           int batch, int splits) {
+    add_up(float *__restrict__ out, const float *__restrict__ rows,
+           const float *__restrict__ columns, const float *__restrict__ bias,
+           float *__restrict__ partial, int batch, int splits) {
     const Arrays arrays{out, {rows}, {columns}, bias, partial, batch, 1};
     const size_t of_line = column_count(batch);
     const size_t number = size_t(blockIdx.x) * 256 + threadIdx.x;

@@ -214,8 +214,8 @@ __device__ __forceinline__ void lay_out_row(const Workspace &work, const ELEMENT
 // Blocks below `rows` (all rows of weights, or 0) pack a row each; the others pack 256 positions of
 // a plane each.
 extern "C" __global__ void __launch_bounds__(256)
-    lay_out(void *prepared, void *memory, const ELEMENT *x, const ELEMENT *w, int batch,
-            int rows CONVERT_PARAMETERS) {
+    lay_out(void *__restrict__ prepared, void *__restrict__ memory, const ELEMENT *__restrict__ x,
+            const ELEMENT *__restrict__ w, int batch, int rows CONVERT_PARAMETERS) {
     const Workspace work(prepared, memory, batch);
     if (blockIdx.x < rows) {
         lay_out_row(work, w, blockIdx.x);
@@ -552,8 +552,10 @@ struct Worker {
 // Persistent blocks: each takes every gridDim.x-th item. The first four warps release their
 // registers.
 extern "C" __global__ void __launch_bounds__(384, 1)
-    multiply_tiles(ELEMENT *y, const ELEMENT *x, const ELEMENT *w, const ELEMENT *bias,
-                   void *prepared, void *memory, int batch, int splits CONVERT_PARAMETERS) {
+    multiply_tiles(ELEMENT *__restrict__ y, const ELEMENT *__restrict__ x,
+                   const ELEMENT *__restrict__ w, const ELEMENT *__restrict__ bias,
+                   void *__restrict__ prepared, void *__restrict__ memory, int batch,
+                   int splits CONVERT_PARAMETERS) {
     extern __shared__ __align__(128) char bytes[];
     Shared &shared = *(Shared *)bytes;
     const Workspace work(prepared, memory, batch);
@@ -593,8 +595,9 @@ extern "C" __global__ void __launch_bounds__(384, 1)
 
 // Sums of all parts of the channels, one thread for each position of a row.
 extern "C" __global__ void __launch_bounds__(256)
-    add_up(ELEMENT *y, const ELEMENT *x, const ELEMENT *w, const ELEMENT *bias, void *prepared,
-           void *memory, int batch, int splits CONVERT_PARAMETERS) {
+    add_up(ELEMENT *__restrict__ y, const ELEMENT *__restrict__ x, const ELEMENT *__restrict__ w,
+           const ELEMENT *__restrict__ bias, void *__restrict__ prepared, void *__restrict__ memory,
+           int batch, int splits CONVERT_PARAMETERS) {
     const Workspace work(prepared, memory, batch);
     const unsigned position = blockIdx.x * 256 + threadIdx.x;
     const int set = blockIdx.y / kSetRows, row = blockIdx.y % kSetRows, job = blockIdx.z;

@@ -80,7 +80,7 @@ constexpr int kSpan = kChunk + TapGroups::span();
 struct TapTable {
     short pairs[kTapGroups] = {}, first[kTapGroups] = {}, counts[kTapGroups] = {};
 
-    constexpr TapTable() {
+    __host__ __device__ constexpr TapTable() {
         int group = 0, pair = 0, tap = 0;
         for (int a = 0; a < STRIDE_H / kFoldH; a++) {
             for (int b = 0; b < STRIDE_W / kFoldW; b++) {
@@ -257,7 +257,8 @@ struct Place {
 };
 
 extern "C" __global__ void __launch_bounds__(PLANE_THREADS)
-    find_largest(void *memory, const ELEMENT *x, const ELEMENT *dy, int batch) {
+    find_largest(void *__restrict__ memory, const ELEMENT *__restrict__ x,
+                 const ELEMENT *__restrict__ dy, int batch) {
     const Workspace work(memory, batch);
     const Place place;
     Strip values;
@@ -271,7 +272,8 @@ extern "C" __global__ void __launch_bounds__(PLANE_THREADS)
 }
 
 extern "C" __global__ void __launch_bounds__(PLANE_THREADS, kTurns <= 2 ? 1536 / PLANE_THREADS : 1)
-    lay_out_planes(void *memory, const ELEMENT *x, const ELEMENT *dy, int batch) {
+    lay_out_planes(void *__restrict__ memory, const ELEMENT *__restrict__ x,
+                   const ELEMENT *__restrict__ dy, int batch) {
     const Workspace work(memory, batch);
     const Place place;
     Strip values;
@@ -537,7 +539,7 @@ struct Worker {
 };
 
 extern "C" __global__ void __launch_bounds__(384, 1)
-    multiply_positions(void *memory, int batch, int splits) {
+    multiply_positions(void *__restrict__ memory, int batch, int splits) {
     extern __shared__ __align__(128) char bytes[];
     Shared &shared = *(Shared *)bytes;
     const Workspace work(memory, batch);
@@ -592,7 +594,7 @@ constexpr int kAdded = kTaps <= 128 ? 64 : 8;  // channels of a block of `add_up
 struct TapPlaces {
     short places[kTaps] = {}, folded[kTaps] = {};
 
-    constexpr TapPlaces() {
+    __host__ __device__ constexpr TapPlaces() {
         const Tables tables = Tables();
         for (int tap = 0; tap < kTaps; tap++) {
             const int down = tap / KERNEL_W * DILATE_H, across = tap % KERNEL_W * DILATE_W;
@@ -634,7 +636,8 @@ __device__ __forceinline__ float sum_of(const Workspace &work, int parts, int fi
 
 // A block has kAdded channels of a filter: it reads by channel and writes by tap.
 extern "C" __global__ void __launch_bounds__(256)
-    add_up(ELEMENT *dw, const ELEMENT *x, const ELEMENT *dy, void *memory, int batch, int parts) {
+    add_up(ELEMENT *__restrict__ dw, const ELEMENT *__restrict__ x, const ELEMENT *__restrict__ dy,
+           void *__restrict__ memory, int batch, int parts) {
     __shared__ float sums[kAdded * kTaps];
     const Workspace work(memory, batch);
     constexpr int kBlocks = divide_up(kGroupIn, kAdded);

@@ -235,7 +235,8 @@ __device__ __forceinline__ void write_shared(const Worker &worker, const Tile &t
 }
 
 extern "C" __global__ void __launch_bounds__(kThreads, BLOCKS)
-    multiply_positions(float *dw, const float *x, const float *dy, int batch) {
+    multiply_positions(float *__restrict__ dw, const float *__restrict__ x,
+                       const float *__restrict__ dy, int batch) {
     extern __shared__ __align__(16) char bytes[];
     Shared &shared = *(Shared *)bytes;
     const int filter = blockIdx.y * kTileRows, column = blockIdx.x * kTileColumns;

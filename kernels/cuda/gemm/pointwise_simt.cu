@@ -139,7 +139,8 @@ __device__ __forceinline__ void write(Sums &sums, float *y, const float *bias, i
 }
 
 extern "C" __global__ void __launch_bounds__(kThreads, BLOCKS)
-    multiply_pixels(float *y, const float *x, const float *w, const float *bias, int batch) {
+    multiply_pixels(float *__restrict__ y, const float *__restrict__ x, const float *__restrict__ w,
+                    const float *__restrict__ bias, int batch) {
     extern __shared__ __align__(16) char bytes[];
     Shared &shared = *(Shared *)bytes;
     const unsigned positions = unsigned(batch) * kPlane;

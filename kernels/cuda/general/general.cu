@@ -8,7 +8,8 @@
 #include "general.cuh"
 
 extern "C" __global__ void __launch_bounds__(kThreads)
-    convolve(ELEMENT *y, const ELEMENT *x, const ELEMENT *w, const ELEMENT *bias, int batch) {
+    convolve(ELEMENT *__restrict__ y, const ELEMENT *__restrict__ x, const ELEMENT *__restrict__ w,
+             const ELEMENT *__restrict__ bias, int batch) {
     constexpr int kDepth = kGroupChannels * kTaps;
     constexpr int kDown = divide_up(kGroupFilters, kTileRows);
     const int filter0 = blockIdx.x % kDown * kTileRows, group = blockIdx.x / kDown % GROUPS;

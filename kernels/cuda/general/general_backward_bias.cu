@@ -13,7 +13,8 @@
 
 // parts[slice][filter] from `images` images for each slice.
 extern "C" __global__ void __launch_bounds__(BIAS_THREADS)
-    backward_bias(double *parts, const ELEMENT *dy, int batch, int images) {
+    backward_bias(double *__restrict__ parts, const ELEMENT *__restrict__ dy, int batch,
+                  int images) {
     __shared__ double sums[BIAS_THREADS];
     const unsigned filter = blockIdx.x % FILTERS, slice = blockIdx.x / FILTERS;
     const unsigned first = slice * images, count = min(unsigned(images), batch - first);
@@ -30,7 +31,8 @@ extern "C" __global__ void __launch_bounds__(BIAS_THREADS)
     if (threadIdx.x == 0) parts[slice * FILTERS + filter] = sums[0];
 }
 
-extern "C" __global__ void reduce(ELEMENT *dbias, const double *parts, int slices) {
+extern "C" __global__ void reduce(ELEMENT *__restrict__ dbias, const double *__restrict__ parts,
+                                  int slices) {
     const unsigned filter = blockIdx.x * blockDim.x + threadIdx.x;
     if (filter >= FILTERS) return;
     double sum = 0;

@@ -9,7 +9,7 @@
 // Measured: no, it is not on the ladder.
 #include "general.cuh"
 
-constexpr int gcd(int a, int b) { return b == 0 ? a : gcd(b, a % b); }
+__device__ constexpr int gcd(int a, int b) { return b == 0 ? a : gcd(b, a % b); }
 
 // A phase of an axis of x: positions first, first + STRIDE, ..., and the taps that reach outputs
 // from them: tap, tap + kTapStep, ... Every phase has as many positions as the largest one, so its
@@ -65,7 +65,8 @@ __device__ __forceinline__ void with_taps(const Axis &phase, F f) {
 }
 
 extern "C" __global__ void __launch_bounds__(kThreads)
-    backward_data(ELEMENT *dx, const ELEMENT *w, const ELEMENT *dy, int batch) {
+    backward_data(ELEMENT *__restrict__ dx, const ELEMENT *__restrict__ w,
+                  const ELEMENT *__restrict__ dy, int batch) {
     constexpr int kDown = divide_up(kGroupChannels, kTileRows);
     const int channel0 = blockIdx.x % kDown * kTileRows, group = blockIdx.x / kDown % GROUPS;
     const unsigned rest = blockIdx.x / kDown / GROUPS;
@@ -77,7 +78,8 @@ extern "C" __global__ void __launch_bounds__(kThreads)
     Sums sums = {};
     with_taps(rows, [&](auto taps_h) {
         with_taps(columns, [&](auto taps_w) {
-            constexpr int kAcross = taps_w.value, kPhaseTaps = taps_h.value * kAcross;
+            constexpr int kAcross = decltype(taps_w)::value;
+            constexpr int kPhaseTaps = decltype(taps_h)::value * kAcross;
             constexpr unsigned kTapDown = unsigned(Rows::kTapStep) * KERNEL_W;
             constexpr unsigned kTapAcross = Columns::kTapStep;
             const int first_tap = rows.tap * KERNEL_W + columns.tap;

@@ -12,7 +12,8 @@ constexpr unsigned kWeights = FILTERS * kColumns;
 
 // parts[slice][weight] from `depth` pixels for each slice.
 extern "C" __global__ void __launch_bounds__(kThreads)
-    backward_weight(TOTAL *parts, const ELEMENT *x, const ELEMENT *dy, int batch, int depth) {
+    backward_weight(TOTAL *__restrict__ parts, const ELEMENT *__restrict__ x,
+                    const ELEMENT *__restrict__ dy, int batch, int depth) {
     constexpr int kDown = divide_up(kGroupFilters, kTileRows);
     constexpr int kAcross = divide_up(kColumns, kTileColumns);
     const int filter0 = blockIdx.x % kDown * kTileRows;
@@ -62,8 +63,9 @@ __device__ __noinline__ TOTAL textbook(const ELEMENT *x, const ELEMENT *dy, int 
 }
 
 // Sums that are not finite are recomputed: a padding zero may have been multiplied by an infinity.
-extern "C" __global__ void reduce(ELEMENT *dw, const TOTAL *parts, const ELEMENT *x,
-                                  const ELEMENT *dy, int batch, int slices) {
+extern "C" __global__ void reduce(ELEMENT *__restrict__ dw, const TOTAL *__restrict__ parts,
+                                  const ELEMENT *__restrict__ x, const ELEMENT *__restrict__ dy,
+                                  int batch, int slices) {
     const unsigned index = blockIdx.x * blockDim.x + threadIdx.x;
     if (index >= kWeights) return;
     double sum = 0;

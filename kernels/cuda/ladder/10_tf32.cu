@@ -17,7 +17,8 @@ __device__ __forceinline__ float rounded(float v) {
 }
 
 extern "C" __global__ void __launch_bounds__(kThreads, BLOCKS)
-    convolve(float *y, const float *x, const float *w, const float *bias, int batch) {
+    convolve(float *__restrict__ y, const float *__restrict__ x, const float *__restrict__ w,
+             const float *__restrict__ bias, int batch) {
     const auto add = [](Tiles &sum, int, auto pixel, const float2 *weights) {
         float a[TILES][4];
 #pragma unroll

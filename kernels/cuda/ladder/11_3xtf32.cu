@@ -34,7 +34,8 @@ __device__ __forceinline__ void multiply_all(Tiles &sums, const float (&a)[TILES
 }
 
 extern "C" __global__ void __launch_bounds__(kThreads, BLOCKS)
-    convolve(float *y, const float *x, const float *w, const float *bias, int batch) {
+    convolve(float *__restrict__ y, const float *__restrict__ x, const float *__restrict__ w,
+             const float *__restrict__ bias, int batch) {
     Tiles running;
     const auto add = [&](Tiles &sum, int step, auto pixel, const float2 *weights) {
         // Runs of steps of nearly equal length, each of which starts from zero.

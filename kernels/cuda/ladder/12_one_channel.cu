@@ -20,7 +20,8 @@
 static_assert(CHANNELS == 1, "this kernel is for one input channel");
 
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
-    convolve(float *y, const float *x, const float *w, const float *bias, int batch) {
+    convolve(float *__restrict__ y, const float *__restrict__ x, const float *__restrict__ w,
+             const float *__restrict__ bias, int batch) {
     __shared__ __align__(16) float weights[kFilterBlocks][kTaps][BLOCK_FILTERS];
     load_all_weights(weights, w);
     __syncthreads();

@@ -28,7 +28,8 @@ static_assert(CHANNELS == 1, "this kernel is for one input channel");
 static_assert(WIDTH % 2 == 0 && kOutW % 2 == 0, "pairs must be aligned");
 
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
-    convolve(float *y, const float *x, const float *w, const float *bias, int batch) {
+    convolve(float *__restrict__ y, const float *__restrict__ x, const float *__restrict__ w,
+             const float *__restrict__ bias, int batch) {
     __shared__ __align__(16) float weights[kFilterBlocks][kTaps][BLOCK_FILTERS];
     const unsigned index = blockIdx.x * THREADS + threadIdx.x;
     const int j = index % kPairs * 2, strip = index / kPairs % kStrips;

@@ -77,7 +77,8 @@ __device__ __forceinline__ void convolve_all(float *column,
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
-    convolve(float *y, const float *x, const float *w, const float *bias, int batch) {
+    convolve(float *__restrict__ y, const float *__restrict__ x, const float *__restrict__ w,
+             const float *__restrict__ bias, int batch) {
     __shared__ __align__(16) float factors[FILTERS][kFactors];
     load_factors(factors, w, THREADS);
     __syncthreads();

@@ -14,7 +14,8 @@
 #include "half_strips.cuh"
 
 extern "C" __global__ void __launch_bounds__(kThreads, BLOCKS)
-    convolve(float *y, const float *x, const float *w, const float *bias, int batch) {
+    convolve(float *__restrict__ y, const float *__restrict__ x, const float *__restrict__ w,
+             const float *__restrict__ bias, int batch) {
     convolve_strips(y, x, w, bias, batch, [](auto &sum, auto strip, auto weights) {
         hold(sum);
         begin_multiplying();

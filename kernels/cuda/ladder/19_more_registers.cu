@@ -22,7 +22,8 @@
 #include "copied_images.cuh"
 
 extern "C" __global__ void __launch_bounds__(kThreads, BLOCKS)
-    convolve(float *y, const float *x, const float *w, const float *bias, int batch) {
+    convolve(float *__restrict__ y, const float *__restrict__ x, const float *__restrict__ w,
+             const float *__restrict__ bias, int batch) {
     extern __shared__ __align__(128) char memory[];
     Shared &shared = at(memory);
     if (threadIdx.x == 0) make_barriers(shared);

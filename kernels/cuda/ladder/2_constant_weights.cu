@@ -11,8 +11,9 @@ constexpr int kMostWeights = 16384;  // constant memory has 64 KiB
 
 __constant__ float weights[kMostWeights];
 
-extern "C" __global__ void convolve(float *y, const float *x, const float *bias, int batch,
-                                    int filters, int channels, int height, int width, int kernel_h,
+extern "C" __global__ void convolve(float *__restrict__ y, const float *__restrict__ x,
+                                    const float *__restrict__ bias, int batch, int filters,
+                                    int channels, int height, int width, int kernel_h,
                                     int kernel_w) {
     const int out_h = height - kernel_h + 1, out_w = width - kernel_w + 1;
     const unsigned index = blockIdx.x * blockDim.x + threadIdx.x;

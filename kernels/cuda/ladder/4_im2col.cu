@@ -16,9 +16,9 @@
 #endif
 
 // columns[image][channel, p, q][pixel] for `images` images from `first` on.
-extern "C" __global__ void unroll(float *columns, const float *x, int first, int images,
-                                  int channels, int height, int width, int kernel_h,
-                                  int kernel_w) {
+extern "C" __global__ void unroll(float *__restrict__ columns, const float *__restrict__ x,
+                                  int first, int images, int channels, int height, int width,
+                                  int kernel_h, int kernel_w) {
     const int out_w = width - kernel_w + 1;
     const unsigned pixels = (height - kernel_h + 1) * out_w;
     const unsigned index = blockIdx.x * blockDim.x + threadIdx.x;
@@ -31,9 +31,10 @@ extern "C" __global__ void unroll(float *columns, const float *x, int first, int
 }
 
 // y[image][filter][pixel] from w[filter][k] and columns[image][k][pixel], k over `depth` values.
-extern "C" __global__ void multiply(float *y, const float *w, const float *columns,
-                                    const float *bias, int first, int filters, int depth,
-                                    int pixels) {
+extern "C" __global__ void multiply(float *__restrict__ y, const float *__restrict__ w,
+                                    const float *__restrict__ columns,
+                                    const float *__restrict__ bias, int first, int filters,
+                                    int depth, int pixels) {
     __shared__ float filter_tile[TILE][TILE], column_tile[TILE][TILE];
     const int across = (pixels + TILE - 1) / TILE, down = (filters + TILE - 1) / TILE;
     const int tx = threadIdx.x, ty = threadIdx.y;

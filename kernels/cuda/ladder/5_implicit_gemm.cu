@@ -11,7 +11,8 @@
 #define TILE 16
 #endif
 
-extern "C" __global__ void convolve(float *y, const float *x, const float *w, const float *bias,
+extern "C" __global__ void convolve(float *__restrict__ y, const float *__restrict__ x,
+                                    const float *__restrict__ w, const float *__restrict__ bias,
                                     int filters, int channels, int height, int width, int kernel_h,
                                     int kernel_w) {
     __shared__ float filter_tile[TILE][TILE], column_tile[TILE][TILE];

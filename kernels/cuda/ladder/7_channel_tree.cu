@@ -37,7 +37,8 @@ __device__ void reduce(float (&sum)[BLOCK_FILTERS][ROWS]) {
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS * SPLIT, BLOCKS)
-    convolve(float *y, const float *x, const float *w, const float *bias, int batch) {
+    convolve(float *__restrict__ y, const float *__restrict__ x, const float *__restrict__ w,
+             const float *__restrict__ bias, int batch) {
     __shared__ __align__(16) float weights[CHUNK][kTaps][BLOCK_FILTERS];
     const int filter0 = blockIdx.x % kFilterBlocks * BLOCK_FILTERS;
     const Tile tile(blockIdx.x / kFilterBlocks * THREADS + threadIdx.x);

@@ -14,13 +14,15 @@
 constexpr int kParts = divide_up(CHANNELS, CHUNK);
 
 // Initialises y with the bias or zero, plus its old value if that is to be kept.
-extern "C" __global__ void prepare(float *y, const float *bias, unsigned elements) {
+extern "C" __global__ void prepare(float *__restrict__ y, const float *__restrict__ bias,
+                                   unsigned elements) {
     const unsigned index = blockIdx.x * blockDim.x + threadIdx.x;
     if (index < elements) store(y + index, 0, bias, index / kOutPlane % FILTERS);
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
-    convolve(float *y, const float *x, const float *w, int batch) {
+    convolve(float *__restrict__ y, const float *__restrict__ x, const float *__restrict__ w,
+             int batch) {
     __shared__ __align__(16) float weights[CHUNK][kTaps][BLOCK_FILTERS];
     const int filter0 = blockIdx.x % kFilterBlocks * BLOCK_FILTERS;
     const int channel0 = blockIdx.x / kFilterBlocks % kParts * CHUNK;

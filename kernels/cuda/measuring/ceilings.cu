@@ -9,7 +9,7 @@ constexpr int kNumbers = 16;
 constexpr int kUnrolled = 8;
 extern "C" __device__ int multiply_adds_operations = 2 * kThreads * kNumbers * kUnrolled;
 
-extern "C" __global__ void multiply_adds(float *never, int rounds) {
+extern "C" __global__ void multiply_adds(float *__restrict__ never, int rounds) {
     float v[kNumbers];
 #pragma unroll
     for (int i = 0; i < kNumbers; i++) v[i] = threadIdx.x + i;
@@ -146,11 +146,13 @@ __device__ void products(float *, int) {}
 #endif
 
 extern "C" __device__ int tf32_products_operations = kOperations;
-extern "C" __global__ void __launch_bounds__(kThreads) tf32_products(float *never, int rounds) {
+extern "C" __global__ void __launch_bounds__(kThreads) tf32_products(float *__restrict__ never,
+                                                                     int rounds) {
     products<Tf32>(never, rounds);
 }
 
 extern "C" __device__ int half_products_operations = 2 * kOperations;
-extern "C" __global__ void __launch_bounds__(kThreads) half_products(float *never, int rounds) {
+extern "C" __global__ void __launch_bounds__(kThreads) half_products(float *__restrict__ never,
+                                                                     int rounds) {
     products<Half>(never, rounds);
 }

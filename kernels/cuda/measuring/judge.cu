@@ -11,7 +11,8 @@ __device__ unsigned long long drawn(unsigned long long seed, unsigned place) {
 }
 
 // Uniformly distributed numbers in +-0.5.
-extern "C" __global__ void draw(float *x, const unsigned long long *seed, unsigned elements) {
+extern "C" __global__ void draw(float *__restrict__ x, const unsigned long long *__restrict__ seed,
+                                unsigned elements) {
     for (unsigned i = blockIdx.x * blockDim.x + threadIdx.x; i < elements;
          i += gridDim.x * blockDim.x) {
         x[i] = static_cast<float>(drawn(*seed, i) >> 40) / (1 << 24) - 0.5f;
@@ -20,8 +21,9 @@ extern "C" __global__ void draw(float *x, const unsigned long long *seed, unsign
 
 // Counts the elements of y that are off by more than `bound` billionths, or NaN. `count` must be 0
 // before.
-extern "C" __global__ void count_wrong(unsigned *count, const float *y, const float *expected,
-                                       unsigned elements, int bound) {
+extern "C" __global__ void count_wrong(unsigned *__restrict__ count, const float *__restrict__ y,
+                                       const float *__restrict__ expected, unsigned elements,
+                                       int bound) {
     const float largest = 1e-9f * bound;
     unsigned mine = 0;
     for (unsigned i = blockIdx.x * blockDim.x + threadIdx.x; i < elements;
@@ -32,8 +34,9 @@ extern "C" __global__ void count_wrong(unsigned *count, const float *y, const fl
 }
 
 // Counts the words that differ between two arrays. `count` must be 0 before.
-extern "C" __global__ void count_changed(unsigned *count, const unsigned *a, const unsigned *b,
-                                         unsigned words) {
+extern "C" __global__ void count_changed(unsigned *__restrict__ count,
+                                         const unsigned *__restrict__ a,
+                                         const unsigned *__restrict__ b, unsigned words) {
     unsigned mine = 0;
     for (unsigned i = blockIdx.x * blockDim.x + threadIdx.x; i < words;
          i += gridDim.x * blockDim.x) {

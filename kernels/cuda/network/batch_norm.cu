@@ -56,16 +56,17 @@ __device__ void put_normal(const Pass &pass, const Normal &of, float *y, const f
 }
 
 extern "C" __global__ void PASS
-    sum(double2 *parts, const float *x, SIZES) {
+    sum(double2 *__restrict__ parts, const float *__restrict__ x, SIZES) {
     const Pass pass(GIVEN, blockIdx.x, blockIdx.y);
     put_sums(parts, pass, difference_sums(pass, x));
 }
 
 // With one split it reads no `parts`; without `gamma` that is 1.
 extern "C" __global__ void PASS
-    normalise(float *y, float *mean, float *inverse, float *factor, float *addend, const float *x,
-              const float *gamma, const float *beta, const float *added, const double2 *parts,
-              SIZES) {
+    normalise(float *__restrict__ y, float *__restrict__ mean, float *__restrict__ inverse,
+              float *__restrict__ factor, float *__restrict__ addend, const float *__restrict__ x,
+              const float *__restrict__ gamma, const float *__restrict__ beta,
+              const float *__restrict__ added, const double2 *__restrict__ parts, SIZES) {
     const Pass pass(GIVEN, gridDim.x - 1 - blockIdx.x, gridDim.y - 1 - blockIdx.y);
     const Sums total = add_up(splits > 1 ? sums_of(parts, pass) : difference_sums(pass, x));
     __shared__ Normal of_lanes[kLanes];

@@ -93,7 +93,8 @@ __device__ void put_gradients(const Pass &pass, const Factors &f, float *dx, con
     });
 }
 
-extern "C" __global__ void PASS sum(double2 *parts, float *dadded, READ, SIZES) {
+extern "C" __global__ void PASS sum(double2 *__restrict__ parts, float *__restrict__ dadded, READ,
+                                    SIZES) {
     const Pass pass(GIVEN, blockIdx.x, blockIdx.y);
     const Arrays from(pass, x, dy, y, mean, factor, addend);
     put_sums(parts, pass, product_sums(pass, dadded, from));
@@ -101,10 +102,12 @@ extern "C" __global__ void PASS sum(double2 *parts, float *dadded, READ, SIZES) 
 
 // Without `gamma` that is 1. `zeros` are the sums of dx.
 extern "C" __global__ void PASS
-    differentiate(float *dx, float *dgamma, float *dbeta, float *zeros, float *new_mean,
-                  float *new_variance, float *dadded, READ, const float *inverse,
-                  const float *gamma, const float *moving_mean, const float *moving_variance,
-                  const double2 *parts, SIZES) {
+    differentiate(float *__restrict__ dx, float *__restrict__ dgamma, float *__restrict__ dbeta,
+                  float *__restrict__ zeros, float *__restrict__ new_mean,
+                  float *__restrict__ new_variance, float *__restrict__ dadded, READ,
+                  const float *__restrict__ inverse, const float *__restrict__ gamma,
+                  const float *__restrict__ moving_mean, const float *__restrict__ moving_variance,
+                  const double2 *__restrict__ parts, SIZES) {
     const Pass pass(GIVEN, gridDim.x - 1 - blockIdx.x, gridDim.y - 1 - blockIdx.y);
     const Arrays from(pass, x, dy, y, mean, factor, addend);
     const Sums total = add_up(splits > 1 ? sums_of(parts, pass) : product_sums(pass, dadded, from));

@@ -8,7 +8,8 @@
 #endif
 
 extern "C" __global__ void __launch_bounds__(256)
-    dropout(float *y, const float *x, const unsigned *seed, int elements, int layer) {
+    dropout(float *__restrict__ y, const float *__restrict__ x, const unsigned *__restrict__ seed,
+            int elements, int layer) {
     const unsigned i = blockIdx.x * 256 + threadIdx.x;
     if (4 * i >= elements) return;
     unsigned n[4] = {i, unsigned(layer), 0, 0}, key[2] = {seed[0], seed[1]};

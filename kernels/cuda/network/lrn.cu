@@ -10,7 +10,8 @@
 #endif
 
 extern "C" __global__ void __launch_bounds__(256)
-    normalise(float *y, const float *x, int elements, int channels, int plane) {
+    normalise(float *__restrict__ y, const float *__restrict__ x, int elements, int channels,
+              int plane) {
     const unsigned i = blockIdx.x * 256 + threadIdx.x;
     if (i >= elements) return;
     const int channel = i / plane % channels;

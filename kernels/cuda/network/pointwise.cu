@@ -62,7 +62,8 @@ __device__ __forceinline__ Elements<float> read(const T *from, unsigned i, unsig
 
 // `elements` is a multiple of VECTOR.
 extern "C" __global__ void __launch_bounds__(256)
-    compute(TYPE_OUT *y, int elements, int out_outer, int out_inner INPUTS(PARAMETERS)) {
+    compute(TYPE_OUT *__restrict__ y, int elements, int out_outer,
+            int out_inner INPUTS(PARAMETERS)) {
     const unsigned i = (blockIdx.x * 256 + threadIdx.x) * VECTOR;
     if (i >= elements) return;
     INPUTS(READ)

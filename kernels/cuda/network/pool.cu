@@ -9,7 +9,8 @@ constexpr unsigned kOut = OUT_H * OUT_W;
 // Planes of an image's `channels` are contiguous; images start `in_image` and `out_image` elements
 // apart.
 extern "C" __global__ void __launch_bounds__(256)
-    pool(float *y, const float *x, int outputs, int channels, int in_image, int out_image) {
+    pool(float *__restrict__ y, const float *__restrict__ x, int outputs, int channels,
+         int in_image, int out_image) {
     const unsigned index = blockIdx.x * 256 + threadIdx.x;
     if (index >= outputs) return;
     const unsigned plane = index / kOut, inside = index % kOut;

@@ -16,7 +16,7 @@ constexpr int kElements = KERNEL_H * KERNEL_W, kFinds = FINDERS == 1 ? kElements
 constexpr int kAcross = (WIDTH + 1) / 2, kDown = (HEIGHT + 1) / 2;
 
 // Windows along one axis that contain one of two elements, at most.
-constexpr int windows_at(int kernel, int stride, int count) {
+__device__ constexpr int windows_at(int kernel, int stride, int count) {
     return kernel / stride + 1 < count ? kernel / stride + 1 : count;
 }
 constexpr int kRows = windows_at(KERNEL_H, STRIDE_H, OUT_H);
@@ -25,7 +25,8 @@ constexpr int kUnroll = kRows * kColumns <= 16 ? 4 : 1;
 
 // If all of a window's elements are NaN or -inf, the first one inside the plane gets the gradient.
 extern "C" __global__ void __launch_bounds__(256)
-    find(PLACE *places, const float *x, const float *y, int windows) {
+    find(PLACE *__restrict__ places, const float *__restrict__ x, const float *__restrict__ y,
+         int windows) {
     const unsigned index = blockIdx.x * (256 / FINDERS) + threadIdx.x / FINDERS;
     if (index >= windows) return;
     const unsigned inside = index % kOut;
@@ -55,7 +56,8 @@ __device__ int length(int first, int kernel, int size, int pad) {
 }
 
 extern "C" __global__ void __launch_bounds__(256)
-    pool_gradient(float *dx, const float *dy, const PLACE *places, int threads) {
+    pool_gradient(float *__restrict__ dx, const float *__restrict__ dy,
+                  const PLACE *__restrict__ places, int threads) {
     const unsigned index = blockIdx.x * 256 + threadIdx.x;
     if (index >= threads) return;
     const unsigned plane = index / (kAcross * kDown), inside = index % (kAcross * kDown);

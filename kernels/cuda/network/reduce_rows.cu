@@ -17,7 +17,8 @@ __device__ float combined(float a, float b) {
 }
 
 extern "C" __global__ void __launch_bounds__(256)
-    reduce_rows(float *y, const float *x, int rows, int length, int inner) {
+    reduce_rows(float *__restrict__ y, const float *__restrict__ x, int rows, int length,
+                int inner) {
     const unsigned row = blockIdx.x * 8 + threadIdx.x / 32, lane = threadIdx.x % 32;
     if (row >= rows) return;
     const float *from = x + size_t(row / inner) * length * inner + row % inner;

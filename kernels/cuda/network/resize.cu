@@ -12,8 +12,8 @@ __device__ float source(int i, int in, int out) {
 }
 
 extern "C" __global__ void __launch_bounds__(256)
-    resize(float *y, const float *x, int elements, int height, int width, int out_height,
-           int out_width) {
+    resize(float *__restrict__ y, const float *__restrict__ x, int elements, int height, int width,
+           int out_height, int out_width) {
     const unsigned i = blockIdx.x * 256 + threadIdx.x;
     if (i >= elements) return;
     const float row = source(i / out_width % out_height, height, out_height);

@@ -7,7 +7,7 @@
 #endif
 
 extern "C" __global__ void __launch_bounds__(256)
-    softmax(float *y, const float *x, int rows, int length, int inner) {
+    softmax(float *__restrict__ y, const float *__restrict__ x, int rows, int length, int inner) {
     const unsigned row = blockIdx.x * 8 + threadIdx.x / 32, lane = threadIdx.x % 32;
     if (row >= rows) return;
     const size_t at = size_t(row / inner) * length * inner + row % inner;

@@ -26,7 +26,7 @@
 #define AXES(X) X(0) X(1) X(2) X(3) X(4) X(5)  // the last axis is axis 0
 
 extern "C" __global__ void __launch_bounds__(256)
-    strided_copy(float *y, const float *x, int elements AXES(AXIS)) {
+    strided_copy(float *__restrict__ y, const float *__restrict__ x, int elements AXES(AXIS)) {
     const unsigned i = blockIdx.x * 256 + threadIdx.x;
     if (i >= elements) return;
     unsigned rest = i;

@@ -148,7 +148,8 @@ __device__ double sum_of_block(double mine) {
 }
 
 extern "C" __global__ void __launch_bounds__(256)
-    update(const Constants *constants, const Array *arrays, double2 *sums) {
+    update(const Constants *__restrict__ constants, const Array *__restrict__ arrays,
+           double2 *__restrict__ sums) {
     const Constants c = *constants;
     const Array a = array_of(arrays, c.arrays);
     const unsigned begin = (blockIdx.x - a.first) * kChunk, end = min(begin + kChunk, a.count);
@@ -171,7 +172,8 @@ extern "C" __global__ void __launch_bounds__(256)
 #if RULE == LAMB
 // A block has an array, whose `lr` it multiplies by the norms' ratio.
 extern "C" __global__ void __launch_bounds__(256)
-    scale(const Constants *constants, Array *arrays, const double2 *sums) {
+    scale(const Constants *__restrict__ constants, Array *__restrict__ arrays,
+          const double2 *__restrict__ sums) {
     Array &a = arrays[blockIdx.x];
     const unsigned end = a.first + (a.count + kChunk - 1) / kChunk;
     double weights = 0, directions = 0;
@@ -187,7 +189,7 @@ extern "C" __global__ void __launch_bounds__(256)
 }
 
 extern "C" __global__ void __launch_bounds__(256)
-    apply(const Constants *constants, const Array *arrays) {
+    apply(const Constants *__restrict__ constants, const Array *__restrict__ arrays) {
     const Constants c = *constants;
     const Array a = array_of(arrays, c.arrays);
     const unsigned begin = (blockIdx.x - a.first) * kChunk, end = min(begin + kChunk, a.count);

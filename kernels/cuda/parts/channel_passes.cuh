@@ -78,7 +78,7 @@ struct Pass {
     template <class... Arrays>
     __device__ bool has_vectors(Arrays... arrays) const {
         const unsigned sizes = pixels | x_image | y_image;
-        return !CHANNELS_LAST && (((sizes * sizeof(float)) | ... | uintptr_t(arrays)) % 16) == 0;
+        return !CHANNELS_LAST && (((sizes * sizeof(float)) | ... | size_t(arrays)) % 16) == 0;
     }
 
     // Calls `use(at, fetch(at))` for every V-th place, beginning with the thread's own. TOGETHER

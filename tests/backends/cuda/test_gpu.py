@@ -218,15 +218,15 @@ def test_a_kernel_that_does_not_compile(mx, tmp_path, monkeypatch):
     shutil.copytree(resources.kernels_dir(), broken)
     source = broken / "cuda" / "general" / "general.cu"
     lines = source.read_text().count("\n")
-    source.write_text(source.read_text() + "int broken() { return nothing; }\n")
-    monkeypatch.setattr("ece408_op.backends.cuda.runtime.nvcc_compiler.kernels_dir", lambda: broken)
+    source.write_text(source.read_text() + "__device__ int broken() { return nothing; }\n")
+    monkeypatch.setattr("ece408_op.backends.cuda.runtime.compiler.kernels_dir", lambda: broken)
     x, w = mx.nd.ones((2, 7, 19, 23)), mx.nd.ones((5, 7, 3, 2))
     options = {"kernel": (3, 2), "num_filter": 5, "no_bias": True, "stride": (3, 2)}
     fresh = settings.override(cache=tmp_path / "cache", kernel="general")
     with fresh, pytest.raises(errors.KernelCompileFailed) as caught, errors.surfaced():
         ece408_op.Convolution(x, w, backend="cuda", **options).wait_to_read()
     assert f"{source}:{lines + 1}: identifier" in str(caught.value)
-    assert "nvcc" in str(caught.value)
+    assert "-arch=sm_" in str(caught.value)
     assert len(str(caught.value).splitlines()) == 1
 
 

@@ -16,7 +16,7 @@ from ece408_op.backends.cpu.reference import ReferenceBackend
 from ece408_op.backends.cuda import cuda_file_backend
 from ece408_op.backends.cuda.kernel_plan import ARCHITECTURES, ConstantCopy, Launch
 from ece408_op.backends.cuda.kernels import catalog
-from ece408_op.backends.cuda.runtime import nvcc_compiler
+from ece408_op.backends.cuda.runtime import compiler, nvcc_compiler
 from ece408_op.dispatch import Layer
 from ece408_op.errors import (
     InvalidSetting,
@@ -174,7 +174,7 @@ def test_forms_compile_for_the_oldest_and_the_newest_architecture(
 ):
     path = write("declared.cu")
     for architecture in architectures:
-        assert nvcc_compiler.compile_plan(path, _plan(path).defines, architecture, CUBINS)
+        assert compiler.compile_plan(path, _plan(path).defines, architecture, CUBINS)
     for name in set(names) - {"declared.cu"}:
         file = kernel_file.find(write(name))
         # One library for both: only the kernels' code differs by architecture.

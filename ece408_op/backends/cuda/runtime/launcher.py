@@ -13,7 +13,7 @@ from .... import settings
 from ....errors import GpuFailed
 from .. import gpu_limits
 from ..kernel_plan import Capability, Defines, Grid, Launch, Plan, Target, architecture
-from .nvcc_compiler import compile_plan
+from .compiler import compile_plan
 
 _modules: dict[tuple[str, str, Defines], _Module] = {}
 _lock = threading.Lock()

@@ -1,25 +1,18 @@
-"""Compilation of kernels/cuda sources by nvcc, with a disk cache.
-
-PyCUDA's own cache runs the preprocessor before every lookup if a source includes a header, and its
-compiler needs the driver. So this module calls nvcc, also on machines without a GPU, and PyCUDA
-loads the result.
-"""
+"""Compilation of CUDA sources by nvcc."""
 
 from __future__ import annotations
 
 import functools
-import hashlib
 import re
 import shlex
 import subprocess
 import tempfile
-import threading
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from ....errors import KernelCompileFailed, NoUsableGpu
 from ....files.resources import cuda_folders, kernels_dir
-from ....files.sealed import kept_or_compiled
 from ....host.gpu import find_nvcc
 from ...kernel_file import first_error, guarded
 from ..kernel_plan import Defines
@@ -33,35 +26,6 @@ LIBRARY_OPTIONS = (
     # kernels/files/entry.cuh says why.
     "-Xlinker=--wrap=cudaMalloc",
 )
-_version_lock = threading.Lock()
-_INCLUDE = re.compile(r'^[ \t]*#[ \t]*include[ \t]+"([^"\n]+)"', re.M)
-
-
-def compile_plan(source: str, defines: Defines, architecture: str, cache_folder: Path) -> bytes:
-    """Return machine code (a cubin) of kernels/cuda/`source` for an architecture such as "90"; a
-    source given by an absolute path may also include the headers beside it.
-
-    Each combination of source text, headers, macros, options, architecture and nvcc version is
-    compiled once, also across threads and processes, and cached in `cache_folder`. A damaged or
-    untrusted cache file is compiled again, with a line on stderr.
-
-    Raises `NoUsableGpu` without nvcc, `KernelCompileFailed` with file, line and command when the
-    source does not compile, `KernelsMissing`, and `CacheUnwritable`.
-    """
-    nvcc = require_nvcc()
-    folder = kernels_dir() / "cuda"
-    options = _options(defines, architecture)
-    if Path(source).is_absolute():
-        options += (LINES,)
-    # Concurrent threads must not all run nvcc --version.
-    with _version_lock:
-        version = nvcc_version(nvcc)
-    key = hashlib.sha256()
-    for part in (version, *options, *_texts(folder, source)):
-        key.update(part.encode() + b"\0")
-    stem = f"{Path(source).stem}-sm_{architecture}-{key.hexdigest()[:24]}"
-    kept = cache_folder / f"{stem}.cubin"
-    return kept_or_compiled(kept, source, lambda: compile_source(nvcc, folder / source, options))
 
 
 def require_nvcc() -> Path:
@@ -93,7 +57,8 @@ def nvcc_missing(nvcc: Path) -> NoUsableGpu:
     return NoUsableGpu(f"{nvcc} does not run; reinstall CUDA")
 
 
-def _options(defines: Defines, architecture: str) -> tuple[str, ...]:
+def options(defines: Defines, architecture: str) -> tuple[str, ...]:
+    """Return nvcc's options for a source with these macros."""
     # nvcc treats an unescaped comma as the start of another macro.
     macros = (f"-D{name}={value}".replace(",", "\\,") for name, value in defines)
     return (*OPTIONS, gencode(architecture), *macros)
@@ -102,29 +67,6 @@ def _options(defines: Defines, architecture: str) -> tuple[str, ...]:
 def gencode(architecture: str) -> str:
     """Return nvcc's option for machine code for an architecture such as "90"."""
     return f"-gencode=arch=compute_{architecture},code=sm_{architecture}"
-
-
-def _texts(folder: Path, source: str) -> list[str]:
-    """Return the texts of a source and of all headers that it includes from its folder or ours."""
-    paths, texts, folders = [folder / source], [], cuda_folders()
-    for path in paths:
-        status = path.stat()
-        text, includes = _text(path, status.st_mtime_ns, status.st_size)
-        texts.append(text)
-        for name in includes:
-            # nvcc reports missing ones.
-            places = (place / name for place in (path.parent, *folders))
-            found = [place for place in places if place.is_file()]
-            paths += [header for header in found[:1] if header not in paths]
-    return texts
-
-
-# Networks compile the same few sources with many macros.
-@functools.lru_cache(maxsize=256)
-def _text(path: Path, written: int, size: int) -> tuple[str, list[str]]:
-    """Return a file's text and its includes; `written` and `size` identify its version."""
-    text = path.read_text(encoding="utf-8")
-    return text, _INCLUDE.findall(text)
 
 
 @dataclass(frozen=True)
@@ -141,10 +83,10 @@ def plan_command(source: str, defines: Defines, architecture: str) -> list[str]:
     """Return nvcc's command for compiling a source as `compile_plan` does, without the output
     option. Raises `NoUsableGpu` without nvcc."""
     path = kernels_dir() / "cuda" / source
-    return _command(require_nvcc(), path, _options(defines, architecture))
+    return _command(require_nvcc(), path, options(defines, architecture))
 
 
-def _command(nvcc: Path, path: Path, options: tuple[str, ...]) -> list[str]:
+def _command(nvcc: Path, path: Path, options: Sequence[str]) -> list[str]:
     return [str(nvcc), "-cubin", *options, *(f"-I{each}" for each in cuda_folders()), str(path)]
 
 
@@ -165,7 +107,7 @@ def resources(command: tuple[str, ...]) -> dict[str, Resources]:
     return found
 
 
-def compile_source(nvcc: Path, path: Path, options: tuple[str, ...]) -> bytes:
+def compile_source(nvcc: Path, path: Path, options: Sequence[str]) -> bytes:
     """Compile the file to a cubin. Raises `KernelCompileFailed`."""
     with tempfile.TemporaryDirectory(prefix="ece408-nvcc-") as folder:
         output = Path(folder) / "kernel.cubin"

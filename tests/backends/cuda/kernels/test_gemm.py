@@ -9,7 +9,7 @@ from cases import first
 from places import CUBINS
 
 from ece408_op.backends.cuda.kernels import catalog, gemm_grid
-from ece408_op.backends.cuda.runtime import nvcc_compiler
+from ece408_op.backends.cuda.runtime import compiler
 from ece408_op.bench import oracle
 from ece408_op.errors import KernelCompileFailed
 from ece408_op.problem import ConvProblem
@@ -132,4 +132,4 @@ def test_its_source_takes_what_the_host_does(nvcc, name, architecture, window):
     compiles = contextlib.nullcontext()
     fails = pytest.raises(KernelCompileFailed, match="static assertion failed")
     with compiles if kernel.why_not(problem, (9, 0)) is None else fails:
-        nvcc_compiler.compile_plan(plan.kernel.source, plan.macros, architecture, CUBINS)
+        compiler.compile_plan(plan.kernel.source, plan.macros, architecture, CUBINS)

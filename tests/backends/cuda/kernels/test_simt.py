@@ -8,7 +8,7 @@ from cases import every
 from places import CUBINS
 
 from ece408_op.backends.cuda.kernels import catalog
-from ece408_op.backends.cuda.runtime import nvcc_compiler
+from ece408_op.backends.cuda.runtime import compiler
 from ece408_op.bench import oracle
 from ece408_op.bench.checker import random_cases
 from ece408_op.bench.gpu_arrays import run
@@ -40,10 +40,10 @@ def test_host_and_kernel_reckon_with_the_same_shared_memory(nvcc, name, architec
     (case,) = random_cases(kernel, 1, seed=19)
     problem = ConvProblem.parse(text) if text else case.problem
     plan = kernel.plan(problem, (9, 0), case.accumulate and not text)
-    nvcc_compiler.compile_plan(plan.kernel.source, plan.macros, architecture, CUBINS)
+    compiler.compile_plan(plan.kernel.source, plan.macros, architecture, CUBINS)
     wrong = {**dict(plan.macros), "SHARED_BYTES": dict(plan.macros)["SHARED_BYTES"] + 16}
     with pytest.raises(KernelCompileFailed, match="another size"):
-        nvcc_compiler.compile_plan(plan.kernel.source, tuple(wrong.items()), architecture, CUBINS)
+        compiler.compile_plan(plan.kernel.source, tuple(wrong.items()), architecture, CUBINS)
 
 
 @pytest.mark.slow
@@ -63,7 +63,7 @@ def test_shallow_layouts_compile(nvcc, name, text):
     assert shallow
     for layout in shallow[:2]:
         plan = kernel.plan(problem, (9, 0), False, layout)
-        nvcc_compiler.compile_plan(plan.kernel.source, plan.macros, "90a", CUBINS)
+        compiler.compile_plan(plan.kernel.source, plan.macros, "90a", CUBINS)
 
 
 @pytest.mark.parametrize(
@@ -76,7 +76,7 @@ def test_layouts_of_the_gradient_for_w_compile(nvcc, text):
     assert len({each.shares for each in layouts}) > 1
     for layout in layouts[::8]:
         plan = kernel.plan(problem, (9, 0), False, layout)
-        nvcc_compiler.compile_plan(plan.kernel.source, plan.macros, "90", CUBINS)
+        compiler.compile_plan(plan.kernel.source, plan.macros, "90", CUBINS)
 
 
 def test_a_small_layer_is_for_many_blocks_and_a_large_one_for_large_tiles():
