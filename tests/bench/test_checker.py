@@ -17,6 +17,7 @@ from ece408_op.problem import ConvProblem
 
 
 @every(kernel=catalog.KERNELS)
+@pytest.mark.slow
 def test_random_problems_differ_and_are_ones_that_the_kernel_takes(kernel):
     cases = checker.random_cases(kernel, 20)
     assert len({case.problem for case in cases}) == 20

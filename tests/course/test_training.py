@@ -37,6 +37,7 @@ def test_an_interrupted_run_goes_on_as_if_it_had_not_been(mx, tmp_path):
     assert resumed.test_accuracy == whole.test_accuracy > 0.2
 
 
+@pytest.mark.slow
 def test_a_seed_gives_one_model_and_another_seed_another(mx, tmp_path):
     recipe = training.Recipe("2019sp", epochs=1)
     first = _as_numpy(training.train(recipe, tmp_path / "1"))
@@ -137,7 +138,9 @@ def test_what_is_exported_is_what_the_milestones_load(mx, tmp_path):
     assert operators.count("Custom") == 2
 
 
-@pytest.mark.parametrize("gpus", [(), (0, 1)], ids=["one", "two"])
+@pytest.mark.parametrize(
+    "gpus", [(), pytest.param((0, 1), marks=pytest.mark.slow)], ids=["one", "two"]
+)
 def test_a_gpu_trains_the_same_model(mx, tmp_path, emulated, noted, gpus):
     """In parts of this package, also after an interruption. One emulated GPU stands for two."""
     recipe = training.Recipe("2019sp", epochs=2, batch_size=4, steps=2)

@@ -32,6 +32,7 @@ def _epochs(errors: str) -> list[str]:
     return [line for line in errors.splitlines() if line.startswith("epoch")]
 
 
+@pytest.mark.slow
 def test_two_workers_train_what_one_process_does(one, tmp_path):
     code, errors = ended(start(tmp_path, "--epochs", str(EPOCHS), workers=2))
     assert code == 0, errors

@@ -182,6 +182,7 @@ def test_a_program_s_own_exit_code_is_no_word_of_the_scheduler():
         _run(_job(LONG, LONG, first=code))
 
 
+@pytest.mark.slow
 def test_one_that_ignores_being_ended_is_killed(mark):
     stubborn = "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); " + LONG
     with pytest.raises(WorkerFailed, match="worker 0 ended with exit code 1; it printed nothing"):

@@ -111,6 +111,7 @@ def test_a_wrong_kernel_is_described(check):
         assert says.format(last=number + 2) in told, WRONG[number]
 
 
+@pytest.mark.slow
 def test_a_failure_is_repeated_by_its_problem_and_seed(check):
     text = COURSE_2020.replace("= sum;", "= sum + (m == 1 && w == 3 && b == 1);")
     verdict = check("wrong.cc", text, problems=(), term="2020fa")
@@ -126,6 +127,7 @@ def test_a_failure_is_repeated_by_its_problem_and_seed(check):
     assert other.groups[0].failures[0].seed != failure.seed
 
 
+@pytest.mark.slow
 def test_one_that_crashes_now_and_then_is_gone_on_with(check, monkeypatch):
     text = COURSE_2020.replace(
         "float sum = 0;", "float sum = Map_out == 3 ? *(volatile float *)8 : 0;"

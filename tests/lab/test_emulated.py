@@ -94,6 +94,7 @@ def test_every_form_is_right(check, name):
     assert "in row 6, the last" in failure
 
 
+@pytest.mark.slow
 def test_a_folder_can_hold_the_header_of_its_own_term(check, tmp_path):
     (tmp_path / "gpu-new-forward.h").write_text("""
 #pragma once
@@ -174,6 +175,7 @@ STREAMS = STREAMS.replace("const dim3 grid(B, M,", "const dim3 grid(B / 4, M,").
 )
 
 
+@pytest.mark.slow
 def test_a_file_that_needs_more_images_is_judged_with_more(check):
     text = STREAMS.replace("i < 4; ++i)", "i < 4 && B / 4; ++i)")
     verdict = check("streams.cu", text, (), term="2020fa", emulation=Emulation("fast"), seed=1)
@@ -313,6 +315,7 @@ COPY = next(n for n, each in enumerate(SMALL_CONSTANT.splitlines(), 1) if "// co
 TOO_SMALL = f"tiled.cu:{COPY}: failed CUDA call: copies 12544 bytes to or from Mask, which has 4096"
 
 
+@pytest.mark.slow
 def test_a_constant_for_its_own_layers_is_enough(run_here, written):
     path = written("tiled.cu", SMALL_CONSTANT)
     result = run_here("lab", "check", str(path), "--emulate", "--seed", "1")
@@ -474,6 +477,7 @@ def test_the_command_repeats_a_random_order(run_here, written):
     assert "--seed 7 --order random\n" in result.stdout
 
 
+@pytest.mark.slow
 def test_time_counts_lines(run_here, tmp_path, written):
     path = written("tiled.cu", SMALL_CONSTANT.replace("Mask[4096]", "Mask[1024]"))
     output = tmp_path / "counts.json"

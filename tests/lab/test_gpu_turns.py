@@ -145,6 +145,7 @@ def _files(*names):
     return [kernel_file.find(str(STARTERS / name)) for name in names]
 
 
+@pytest.mark.slow
 def test_the_time_of_launching_is_subtracted(play):
     files = [*_files("start.cu", "new-forward.cu", "new-forward.cuh"), "6_register_tiles"]
     found = timing.measure(files, LAYERS, 2)

@@ -66,6 +66,7 @@ def _rank(*folders, ranking, rounds=2, stop_after=None):
     return steps
 
 
+@pytest.mark.slow
 def test_it_goes_on_where_it_was_stopped(folder, tmp_path, monkeypatch):
     monkeypatch.setattr(
         ranks, "_checked", lambda files, checked, _: zip(files, map(checked, files.values()))

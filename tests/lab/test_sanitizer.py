@@ -85,6 +85,7 @@ def file(tmp_path, written, monkeypatch):
         yield kernel_file.find(str(path))
 
 
+@pytest.mark.slow
 def test_a_tool_watches_each_run(file):
     (file.path.parent / "bin" / "log").write_text(MEMCHECK)
     steps = []

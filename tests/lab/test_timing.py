@@ -14,6 +14,7 @@ CHEATS = ROOT / "tests" / "cheats"
 LAYERS = [(text, ConvProblem.parse(text)) for text in ("b3,c2,h9,w12,m4,k3", "b4,c1,h20,w20,m3,k5")]
 
 
+@pytest.mark.slow
 def test_every_contender_is_timed_on_every_layer(written):
     path = written("mine.cc", COURSE_2020)
     steps = []

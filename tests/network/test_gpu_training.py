@@ -94,6 +94,7 @@ def test_too_little_memory_is_one_line(small):
     assert "\n" not in str(raised.value)
 
 
+@pytest.mark.slow
 def test_little_memory_makes_normalisations_computed_again(mx, at_once):
     """To the same bits."""
     s = mx.sym

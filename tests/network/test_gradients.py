@@ -170,6 +170,7 @@ def test_random_networks(mx):
     assert computed > 8
 
 
+@pytest.mark.slow
 def test_networks_of_the_zoo(mx):
     for name in ("resnet18_v1", "mobilenetv2_1.0"):
         net = mx.gluon.model_zoo.vision.get_model(name, classes=10)

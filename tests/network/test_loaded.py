@@ -33,7 +33,7 @@ def _saved(mx, case, folder):
     return folder / "net"
 
 
-@pytest.mark.parametrize("on", ["cpu", "emulator"])
+@pytest.mark.parametrize("on", ["cpu", pytest.param("emulator", marks=pytest.mark.slow)])
 def test_it_computes_what_mxnet_does(mx, tmp_path, on):
     for name in NETWORKS:
         case = small(mx, name)

@@ -115,6 +115,7 @@ def test_normalisation_and_its_gradient(rng):
                     np.testing.assert_allclose(found, right, rtol=0, atol=most, err_msg=name)
 
 
+@pytest.mark.slow
 def test_a_small_deviation_beside_a_large_mean(rng):
     """The error is at most the CPU's and that of a rounded mean; also with a first element that is
     far away, and where all are equal."""

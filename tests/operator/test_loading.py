@@ -8,6 +8,7 @@ from ece408_op.errors import MXNetMissing
 from ece408_op.operator.loading import load_mxnet
 
 
+@pytest.mark.slow
 def test_statistics_are_imported_when_mxnet_uses_them(mx, run_python):
     result = run_python(
         "import sys\n"

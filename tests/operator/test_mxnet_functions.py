@@ -83,6 +83,7 @@ def kept(tmp_path):
     return find
 
 
+@pytest.mark.slow
 def test_functions_from_the_cache_are_those_that_mxnet_makes(functions, first, kept):
     """Without them, our operator is registered when the package is imported later."""
     plain, arguments = functions(_PLAIN).splitlines(keepends=True)

@@ -31,6 +31,7 @@ def test_chains_of_operators(mx):
     _expect_none_wrong(operator_fuzz.run(17, range(92)))
 
 
+@pytest.mark.slow
 def test_chains_of_operators_touch_only_their_own_memory(mx):
     outcome = operator_fuzz.run(2, range(0, 92, 3), "checked")
     assert outcome.wrong == []

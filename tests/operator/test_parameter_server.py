@@ -10,6 +10,7 @@ def _job(run_ece408, workers, code):
     return run_ece408("launch", "--workers", str(workers), "--", sys.executable, "-c", code)
 
 
+@pytest.mark.slow
 def test_a_worker_that_fails_ends_though_others_wait_for_it(run_ece408):
     """MXNet would make it wait for all when Python ends, while the other worker waits for its
     push."""

@@ -157,6 +157,7 @@ def _small(mx):
     return build
 
 
+@pytest.mark.slow
 def test_a_network_computes_the_same_in_mxnet_and_in_an_engine(
     mx, peer_python, monkeypatch, capsys
 ):

@@ -163,6 +163,7 @@ def test_gradients_for_w_of_groups_of_one_channel(isa, kernel, stride, rng, monk
         "b9,c16,h247,w240,m16,k5,p4x4,d2x2,g16,bias",
     ]
 )
+@pytest.mark.slow
 def test_outputs_larger_than_the_cache(text, rng):
     """Such outputs are written by non-temporal stores of whole lines, at any alignment."""
     problem = ConvProblem.parse(text)

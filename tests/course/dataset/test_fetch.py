@@ -313,6 +313,7 @@ def test_without_a_server_the_package_is_taken(fake, folder, packaged, monkeypat
     assert len(fashion_data.load("train")[0]) == 20
 
 
+@pytest.mark.slow
 def test_a_pause_within_a_file_may_be_longer_than_one_before(site, folder, monkeypatch):
     monkeypatch.setattr(download, "ANSWER_S", 1.0)
 

@@ -82,6 +82,7 @@ def test_executors_do_not_wait_for_pythons_collector(mx):
     assert found < 20 * LAYERS * (TIMES // 4)
 
 
+@pytest.mark.slow
 def test_of_blocks(mx):
     """Gluon's layers have new names in each net."""
     x = mx.nd.ones(SHAPE)

@@ -154,6 +154,7 @@ def _gradients_of_pooling(mx, rng, x, **given):
 
 
 @every(**pooling.AXES)
+@pytest.mark.slow
 def test_pooling_agrees_with_mxnets_own(mx, kind, convention, window, rng):
     # MXNet's gradient for averages of truncated windows differs.
     is_ours = (kind, convention) != ("avg", "full")

@@ -34,15 +34,20 @@ def folder(tmp_path, nvcc):
     return tmp_path / "kernels"
 
 
+@pytest.fixture
+def compiles(nvcc, noted):
+    """Return the calls of the compiler of this package's sources."""
+    used = nvcc_compiler if compiler.find_nvrtc() is None else nvrtc_compiler
+    return noted(used, "compile_source")
+
+
 @pytest.fixture(params=["NVRTC", "nvcc"])
-def compiles(request, nvcc, noted, monkeypatch):
-    """Have this package's sources compiled by one of both; return its calls."""
+def by_each(request, nvcc, monkeypatch):
+    """Have this package's sources compiled by one of both."""
     if request.param == "nvcc":
         monkeypatch.setattr(compiler, "find_nvrtc", lambda: None)
-        return noted(nvcc_compiler, "compile_source")
-    if compiler.find_nvrtc() is None:
+    elif compiler.find_nvrtc() is None:
         pytest.skip("there is no NVRTC; pip install '.[test]' brings it")
-    return noted(nvrtc_compiler, "compile_source")
 
 
 def _check_compile(tasks):
@@ -59,7 +64,7 @@ def _check_compile(tasks):
     assert not failures, "\n".join(failures)
 
 
-def test_every_source_compiles_alone_for_the_oldest_architecture_it_claims(compiles):
+def test_every_source_compiles_alone_for_the_oldest_architecture_it_claims(by_each):
     """The oldest architecture lacks most features; with some sets of macros."""
     first = {
         source: (macros, claimed[0]) for (source, macros), claimed in reversed(SOURCES.items())
@@ -68,7 +73,7 @@ def test_every_source_compiles_alone_for_the_oldest_architecture_it_claims(compi
 
 
 @pytest.mark.slow
-def test_every_source_compiles_alone_for_every_architecture_that_it_claims(compiles):
+def test_every_source_compiles_alone_for_every_architecture_that_it_claims(by_each):
     _check_compile([(source, each) for source, claimed in SOURCES.items() for each in claimed])
 
 
@@ -176,7 +181,7 @@ def test_a_source_that_does_not_compile_is_named_with_its_line(folder, tmp_path)
     assert not list(folder.glob("*.cubin"))
 
 
-def test_our_source_that_does_not_compile_is_named_with_its_line(folder, compiles, monkeypatch):
+def test_our_source_that_does_not_compile_is_named_with_its_line(folder, by_each, monkeypatch):
     ours = folder / "cuda" / "ladder" / "broken.cu"
     ours.parent.mkdir(parents=True)
     ours.write_text('#include <stdint.h>\n__device__ uint32_t f() { return "no number"; }\n')
