@@ -41,7 +41,7 @@ def compiles(nvcc, noted):
     return noted(used, "compile_source")
 
 
-@pytest.fixture(params=["NVRTC", "nvcc"])
+@pytest.fixture(params=["NVRTC", pytest.param("nvcc", marks=pytest.mark.slow)])
 def by_each(request, nvcc, monkeypatch):
     """Have this package's sources compiled by one of both."""
     if request.param == "nvcc":
