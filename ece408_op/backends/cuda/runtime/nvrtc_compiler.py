@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import os
 import shlex
 from collections.abc import Sequence
 from pathlib import Path
@@ -46,11 +47,11 @@ def compile_source(nvrtc: Nvrtc, path: Path, options: Sequence[str]) -> bytes:
     not run."""
     library, program = _loaded(nvrtc.library), ctypes.c_void_p()
     texts, names = (ctypes.c_char_p * 1)(_STDINT), (ctypes.c_char_p * 1)(b"stdint.h")
-    given = path.read_bytes(), str(path).encode(), 1, texts, names
+    given = path.read_bytes(), os.fsencode(path), 1, texts, names
     _check(library, "nvrtcCreateProgram", ctypes.byref(program), *given)
     try:
         folders = [f"-I{each}" for each in (*cuda_folders(), nvrtc.headers)]
-        every = [each.encode() for each in (*options, *folders)]
+        every = list(map(os.fsencode, (*options, *folders)))
         status = library.nvrtcCompileProgram(
             program, len(every), (ctypes.c_char_p * len(every))(*every)
         )
