@@ -164,7 +164,7 @@ class Nvrtc(NamedTuple):
 def find_nvrtc() -> Nvrtc | None:
     """Return NVRTC, from where `find_nvcc` looks. `None` if none is found."""
     on_path = shutil.which("nvcc")
-    for home in (*([Path(on_path).resolve().parents[1]] if on_path else []), *_homes()):
+    for home in (*([Path(on_path).resolve().parent.parent] if on_path else []), *_homes()):
         headers = home / "include"
         if (headers / "cuda_fp16.h").is_file():
             for folder in ("lib64", "lib"):

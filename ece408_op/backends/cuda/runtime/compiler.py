@@ -54,10 +54,10 @@ def _compiler(
     source: str, defines: Defines, architecture: str
 ) -> tuple[str, Sequence[str], Callable[[Path, Sequence[str]], bytes]]:
     """Return a compiler's version, its options, and the function that compiles a file with them."""
-    is_own, nvrtc = Path(source).is_absolute(), find_nvrtc()
+    is_users, nvrtc = Path(source).is_absolute(), find_nvrtc()
     # Concurrent threads must not all run nvcc --version.
     with _version_lock:
-        if nvrtc is not None and not is_own:
+        if nvrtc is not None and not is_users:
             # The size tells builds of a version apart.
             return (
                 f"{nvrtc_compiler.version(nvrtc.library)}, {nvrtc.library.stat().st_size} bytes",
@@ -68,7 +68,7 @@ def _compiler(
         options = nvcc_compiler.options(defines, architecture)
         return (
             nvcc_compiler.nvcc_version(nvcc),
-            (*options, nvcc_compiler.LINES) if is_own else options,
+            (*options, nvcc_compiler.LINES) if is_users else options,
             functools.partial(nvcc_compiler.compile_source, nvcc),
         )
 
