@@ -158,7 +158,7 @@ struct Tables {
     short remainders_h[kPairs] = {}, remainders_w[kPairs] = {};
     short taps_h[kAllTaps] = {}, taps_w[kAllTaps] = {};
 
-    __host__ __device__ constexpr Tables() {
+    constexpr Tables() {
         int pair = 0, tap = 0;
         for (int a = 0; a < STRIDE_H / kFoldH; a++) {
             for (int b = 0; b < STRIDE_W / kFoldW; b++) {

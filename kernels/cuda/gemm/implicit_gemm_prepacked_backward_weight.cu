@@ -80,7 +80,7 @@ constexpr int kSpan = kChunk + TapGroups::span();
 struct TapTable {
     short pairs[kTapGroups] = {}, first[kTapGroups] = {}, counts[kTapGroups] = {};
 
-    __host__ __device__ constexpr TapTable() {
+    constexpr TapTable() {
         int group = 0, pair = 0, tap = 0;
         for (int a = 0; a < STRIDE_H / kFoldH; a++) {
             for (int b = 0; b < STRIDE_W / kFoldW; b++) {
@@ -594,7 +594,7 @@ constexpr int kAdded = kTaps <= 128 ? 64 : 8;  // channels of a block of `add_up
 struct TapPlaces {
     short places[kTaps] = {}, folded[kTaps] = {};
 
-    __host__ __device__ constexpr TapPlaces() {
+    constexpr TapPlaces() {
         const Tables tables = Tables();
         for (int tap = 0; tap < kTaps; tap++) {
             const int down = tap / KERNEL_W * DILATE_H, across = tap % KERNEL_W * DILATE_W;

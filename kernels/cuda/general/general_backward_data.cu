@@ -9,7 +9,7 @@
 // Measured: no, it is not on the ladder.
 #include "general.cuh"
 
-__device__ constexpr int gcd(int a, int b) { return b == 0 ? a : gcd(b, a % b); }
+constexpr int gcd(int a, int b) { return b == 0 ? a : gcd(b, a % b); }
 
 // A phase of an axis of x: positions first, first + STRIDE, ..., and the taps that reach outputs
 // from them: tap, tap + kTapStep, ... Every phase has as many positions as the largest one, so its

@@ -16,7 +16,7 @@ constexpr int kElements = KERNEL_H * KERNEL_W, kFinds = FINDERS == 1 ? kElements
 constexpr int kAcross = (WIDTH + 1) / 2, kDown = (HEIGHT + 1) / 2;
 
 // Windows along one axis that contain one of two elements, at most.
-__device__ constexpr int windows_at(int kernel, int stride, int count) {
+constexpr int windows_at(int kernel, int stride, int count) {
     return kernel / stride + 1 < count ? kernel / stride + 1 : count;
 }
 constexpr int kRows = windows_at(KERNEL_H, STRIDE_H, OUT_H);

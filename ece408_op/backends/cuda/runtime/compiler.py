@@ -55,22 +55,23 @@ def _compiler(
 ) -> tuple[str, Sequence[str], Callable[[Path, Sequence[str]], bytes]]:
     """Return a compiler's version, its options, and the function that compiles a file with them."""
     is_users, nvrtc = Path(source).is_absolute(), find_nvrtc()
+    if nvrtc is not None and not is_users:
+        # The size tells builds of a version apart.
+        return (
+            f"{nvrtc_compiler.version(nvrtc.library)}, {nvrtc.library.stat().st_size} bytes",
+            nvrtc_compiler.options(defines, architecture),
+            functools.partial(nvrtc_compiler.compile_source, nvrtc),
+        )
+    nvcc = nvcc_compiler.require_nvcc()
+    options = nvcc_compiler.options(defines, architecture)
     # Concurrent threads must not all run nvcc --version.
     with _version_lock:
-        if nvrtc is not None and not is_users:
-            # The size tells builds of a version apart.
-            return (
-                f"{nvrtc_compiler.version(nvrtc.library)}, {nvrtc.library.stat().st_size} bytes",
-                nvrtc_compiler.options(defines, architecture),
-                functools.partial(nvrtc_compiler.compile_source, nvrtc),
-            )
-        nvcc = nvcc_compiler.require_nvcc()
-        options = nvcc_compiler.options(defines, architecture)
-        return (
-            nvcc_compiler.nvcc_version(nvcc),
-            (*options, nvcc_compiler.LINES) if is_users else options,
-            functools.partial(nvcc_compiler.compile_source, nvcc),
-        )
+        version = nvcc_compiler.nvcc_version(nvcc)
+    return (
+        version,
+        (*options, nvcc_compiler.LINES) if is_users else options,
+        functools.partial(nvcc_compiler.compile_source, nvcc),
+    )
 
 
 def _texts(source: Path) -> list[str]:

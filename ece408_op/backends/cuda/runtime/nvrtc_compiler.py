@@ -17,11 +17,8 @@ from ....host.gpu import Nvrtc
 from ...kernel_file import first_error
 from ..kernel_plan import Defines
 
-OPTIONS = (
-    *("-std=c++17", "-default-device"),
-    # Without the headers of the C library.
-    "-DINFINITY=__int_as_float(0x7f800000)",
-)
+# Functions and lambdas without a mark are the GPU's. C's headers, which have INFINITY, are missing.
+OPTIONS = ("-std=c++17", "-default-device", "-DINFINITY=__int_as_float(0x7f800000)")
 _STDINT = b"""
 typedef signed char int8_t; typedef short int16_t; typedef int int32_t; typedef long int64_t;
 typedef unsigned char uint8_t; typedef unsigned short uint16_t; typedef unsigned int uint32_t;
