@@ -75,6 +75,9 @@ def test_a_persons_hour(person, checkout, kept_with_data):
 
 def test_a_transcript_that_is_not_what_is_printed_is_found():
     assert re.fullmatch(pattern("a 1.5 b\n...\nc ...\n"), "a  27.25 b\nx\ny\nc d e\n")
+    for printed in ("a  remarks\nb\n", "a\nb  spread 9%\n"):
+        assert re.fullmatch(pattern("a remarks\nb  spread 17%\n"), printed)
+    assert not re.fullmatch(pattern("a  spread 17%\n"), "a  not known\n")
     for printed in ("a 1.5 c\nc d\n", "a b\nc d\n", "a 1.5 b\nc\nd\n", ""):
         assert not re.fullmatch(pattern("a 1.5 b\n...\nc ...\n"), printed)
     assert len(PEOPLE) == 4

@@ -6,12 +6,15 @@ _NUMBER = r"\d[\d.,]*(?:e-?\d+)?"
 # Instruction sets, their fastest kernels, and times are this machine's; a name may be longer than
 # the page's.
 _KERNEL = r"[a-z][a-z_]*_(?:avx512|avx2|baseline)\b"
-_VARIES = re.compile(rf"{_KERNEL}|{_NUMBER}|avx512|avx2|baseline(?=\n|$)| +|\.\.\.")
+# A ranking remarks on a spread only where times are unsteady, and has the column only for remarks.
+_UNSTEADY = r" +(?:remarks|spread \d+%)$"
+_VARIES = re.compile(rf"{_UNSTEADY}|{_KERNEL}|{_NUMBER}|avx512|avx2|baseline(?=\n|$)| +|\.\.\.")
 
 
 def pattern(expected: str) -> str:
-    """Return a regular expression for a transcript: numbers, instruction sets, CPU kernels and the
-    width of gaps may differ; `...` alone on a line stands for lines, elsewhere for any text."""
+    """Return a regular expression for a transcript: numbers, instruction sets, CPU kernels, the
+    width of gaps and remarks on a spread may differ; `...` alone on a line stands for lines,
+    elsewhere for any text."""
     lines = []
     for line in expected.splitlines():
         if line == "...":
@@ -20,7 +23,9 @@ def pattern(expected: str) -> str:
         text, at = "", 0
         for each in _VARIES.finditer(line):
             text += re.escape(line[at : each.start()])
-            if re.fullmatch(_KERNEL, each[0]):
+            if re.fullmatch(_UNSTEADY, each[0]):
+                text += rf"(?:{_UNSTEADY[:-1]})?"
+            elif re.fullmatch(_KERNEL, each[0]):
                 text += r"[a-z][a-z_]*_(?:avx\w+|baseline)"
             else:
                 text += {" ": " +", ".": ".*"}.get(each[0][0], r"(?:[\d.,e-]+|avx\w+|baseline)")
