@@ -40,7 +40,15 @@ def library() -> Any:
 def quick_library() -> Any:
     """Return `library` for functions that end at once: other Python threads wait meanwhile, which
     takes less time than to change between them."""
-    return ctypes.PyDLL(str(compiled_operator.LIBRARY))
+    found = ctypes.PyDLL(str(compiled_operator.LIBRARY))
+    found.ece408_variable_of.restype = ctypes.c_void_p
+    return found
+
+
+def variable_of(array: Any) -> int | None:
+    """Return MXNet's variable of an array: one for all arrays in the same memory; or `None` if no
+    memory is planned yet."""
+    return quick_library().ece408_variable_of(array.handle)  # type: ignore[no-any-return]
 
 
 @functools.lru_cache(maxsize=1)

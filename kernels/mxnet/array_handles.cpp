@@ -75,6 +75,11 @@ int64_t ece408_writes_to(const void* handle) {
     return static_cast<int64_t>(static_cast<const mxnet::NDArray*>(handle)->version());
 }
 
+const void* ece408_variable_of(const void* handle) {
+    const auto& array = *static_cast<const mxnet::NDArray*>(handle);
+    return array.is_none() ? nullptr : array.var();
+}
+
 int ece408_is_foreign(const void* handle) {
     const auto& array = *static_cast<const mxnet::NDArray*>(handle);
     return is_lent(array) || array.ctx().dev_type == mxnet::Context::kCPUShared ? 1 : 0;

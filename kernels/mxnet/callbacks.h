@@ -107,6 +107,10 @@ ECE408_EXPORT int ece408_is_foreign(const void* handle);
  * memory; during a write, the count is not reliable. */
 ECE408_EXPORT int64_t ece408_writes_to(const void* handle);
 
+/* MXNet's variable of the array of a handle: one for all arrays in the same memory; 0 if it has no memory
+ * yet, not even planned. */
+ECE408_EXPORT const void* ece408_variable_of(const void* handle);
+
 /* The deleter of a DLPack tensor: sets its manager, an `int`, to 0. */
 ECE408_EXPORT void ece408_memory_is_free(void* tensor);
 
