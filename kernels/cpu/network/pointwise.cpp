@@ -22,6 +22,8 @@ namespace ece408 {
 namespace {
 
 constexpr int64_t kBlock = 1024;
+// The fewest elements of a channel for a loop of their own.
+constexpr int64_t kLong = 128;
 constexpr int kMostValues = ECE408_MOST_INPUTS + ECE408_MOST_OPS;
 
 float as_float(float value) { return value; }
@@ -141,6 +143,24 @@ void apply(const ece408_op& op, const float* const* values, int64_t n, float* y)
 struct Chain {
     const Step& step;
     const ece408_pointwise& of = step.of.of.pointwise;
+    // If it begins with a * b + c and each channel has one b and one c, the elements of a channel.
+    const int64_t channel = begins_by_channels() ? of.readings[of.op[0].arguments[1]].inner : 0;
+
+    bool begins_by_channels() const {
+        return of.ops > 0 && of.op[0].op == ECE408_TERM_MULTIPLY_ADD && is_by_channels(1) &&
+               is_by_channels(2);
+    }
+    // Whether an argument of the first operator, and of no other, is.
+    bool is_by_channels(int argument) const {
+        const int32_t input = of.op[0].arguments[argument];
+        if (input >= of.inputs) return false;
+        int uses = 0;
+        for (int64_t k = 0; k < of.ops; ++k)
+            for (const int32_t each : of.op[k].arguments) uses += each == input;
+        const ece408_reading& r = of.readings[input];
+        return uses == 1 && r.kind == ECE408_SHARED && r.inner >= kLong &&
+               r.inner == of.readings[of.op[0].arguments[1]].inner;
+    }
 
     bool is_read_in_place(int input) const {
         return of.readings[input].kind == ECE408_ALIKE && step.of.in[input].type == ECE408_FLOAT32;
@@ -172,11 +192,20 @@ struct Chain {
     void compute(int64_t begin, int64_t count, float* block) const {
         const ece408_operand& out = step.of.out;
         const float *values[kMostValues] = {}, *last = nullptr;
-        for (int k = 0; k < of.inputs; ++k) values[k] = last = gathered(k, begin, count, block);
+        const int32_t* const first = of.op[0].arguments;
+        for (int k = 0; k < of.inputs; ++k) {
+            const bool is_one = channel > 0 && (k == first[1] || k == first[2]);
+            values[k] = last = gathered(k, begin, is_one ? 1 : count, block);
+        }
         if (of.ops == 0) last = values[0];
         for (int64_t k = 0; k < of.ops; ++k, block += kBlock) {
             float* const to = k + 1 == of.ops && writes_y() ? output(step) + begin : block;
-            apply(of.op[k], values, count, to);
+            if (k == 0 && channel > 0) {
+                const float b = *values[first[1]], c = *values[first[2]];
+                each(count, to, [=](float a) { return a * b + c; }, values[first[0]]);
+            } else {
+                apply(of.op[k], values, count, to);
+            }
             values[of.inputs + k] = last = to;
         }
         if (writes_y()) return;
@@ -198,8 +227,12 @@ int compute(const Step& step) {
     const Buffer<float> memory(threads * floats);
     if (!memory) return ECE408_NO_MEMORY;
     parallel_for(threads, parts_of(of.elements, kBlock), [&](int64_t number, int thread) {
-        const int64_t begin = number * kBlock;
-        chain.compute(begin, least(of.elements - begin, kBlock), memory + thread * floats);
+        const int64_t end = least((number + 1) * kBlock, of.elements);
+        for (int64_t begin = number * kBlock, count; begin < end; begin += count) {
+            count = end - begin;
+            if (chain.channel > 0) count = least(count, chain.channel - begin % chain.channel);
+            chain.compute(begin, count, memory + thread * floats);
+        }
     });
     return ECE408_OK;
 }

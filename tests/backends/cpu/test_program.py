@@ -188,25 +188,27 @@ def _stored(x, apart):
 
 def test_readings_types_and_places_of_results(rng):
     """x * scale + shift + z * factor, where arrays have one element for each channel, and so on."""
-    for number, (shape, types, apart) in enumerate(
+    for number, (shape, types, apart, is_by_channels) in enumerate(
         itertools.product(
             ((3, 5, 7, 11), (1, 1, 1, 1), (2, 13, 1, 1), (5, 33, 17, 17)),
             (("float32", "float32", "float32"), ("uint8", "float16", "float16")),
             (0, 5),
+            (False, True),
         )
     ):
         images, channels, height, width = shape
         per, pixels = channels * height * width, height * width
         x, z = (rng.integers(0, 9, shape).astype(types[0]) for _ in range(2))
         scale = rng.integers(0, 4, (channels, 1, 1)).astype(types[1])
-        row = rng.integers(0, 4, (images, 1, 1, width)).astype("float32")
+        shift = (channels, 1, 1) if is_by_channels else (images, 1, 1, width)
+        added = rng.integers(0, 4, shift).astype("float32")
         one = rng.integers(0, 4, (images, 1, 1, 1)).astype(types[1])
-        inputs = [_stored(x, apart and per + apart), scale, row, z, one]
+        inputs = [_stored(x, apart and per + apart), scale, added, z, one]
         out = _stored(np.full(shape, 7, types[2]), apart and per + 3)
         readings = [
             program.Reading(per, 1, per + apart, Read.IMAGES if apart else Read.ALIKE),
-            program.Reading(per * images, channels, pixels, Read.SHARED),
-            program.Reading(per, width, 1, Read.SHARED),
+            by_channels := program.Reading(per * images, channels, pixels, Read.SHARED),
+            by_channels if is_by_channels else program.Reading(per, width, 1, Read.SHARED),
             program.Reading(1, 1, 1, Read.ALIKE),
             program.Reading(per * images, images, per, Read.SHARED),
         ]
@@ -214,7 +216,7 @@ def test_readings_types_and_places_of_results(rng):
         fields = {"elements": x.size, "per_image": per, "inputs": 5, "readings": readings}
         ops = [_op("multiply_add", 0, 1, 2), _op("multiply", 3, 4), _op("add", 5, 6)]
         step = _step(Kind.POINTWISE, inputs, out, places, ops=3, op=ops, **fields)
-        wide = [a.astype(np.float64) for a in (x, scale, row, z, one)]
+        wide = [a.astype(np.float64) for a in (x, scale, added, z, one)]
         expected = wide[0] * wide[1] + wide[2] + wide[3] * wide[4]
         stored = _stored(expected.astype(out.dtype), apart and per + 3)
         _check(step, inputs, stored, f"case {number}", out, exact=True)
