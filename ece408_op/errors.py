@@ -147,6 +147,10 @@ class KernelNotSupported(Ece408Error, exit_code=34):
     """A user's kernel may be right, but needs a GPU or a library that is missing."""
 
 
+class InstallFailed(Ece408Error, exit_code=35):
+    """pip or a compiler failed to install what `ece408 gpu-setup` needs."""
+
+
 class WorkerFailed(Ece408Error, exit_code=40):
     """A worker of a job failed, or was killed."""
 

@@ -278,7 +278,7 @@ def first_error(messages: str, path: Path) -> str:
     # The formats of g++ and clang++, and of nvcc.
     gnu, nvcc = (
         r"^(.+?):(\d+):(?:\d+:)? (?:fatal )?error: (.*)$",
-        r"^(.+?)\((\d+)\): error\b[^:]*: (.*(?:\n +operand types are: .*)?)$",
+        r"^(.+?)\((\d+)\): (?:catastrophic )?error\b[^:]*: (.*(?:\n +operand types are: .*)?)$",
     )
     found = [match for each in (gnu, nvcc) for match in re.finditer(each, messages, re.M)]
     if found:

@@ -15,7 +15,7 @@ import sys
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Callable, Union
+from typing import Any, Callable, Union
 
 from .. import settings
 from ..backends.cpu import native
@@ -38,6 +38,7 @@ _COMMAND_SECONDS = 30
 MXNETS_GPU_CODE = "MXNet's GPU code"
 _COMPILED_OPERATOR = "compiled operator"
 _WHOLE_NETWORKS = "whole networks"
+_SETUP = "run ece408 gpu-setup, which installs it"
 # Memory of all 10000 images of the default term in one batch, if MXNet cannot compute it.
 USUAL_NEED_BYTES = int(4.1 * _GIB)
 # Both sets of images, original and resized for the default term, take about 400 MB.
@@ -179,28 +180,34 @@ def _compiler() -> Finding:
     return Finding("C++ compiler", MISSING, detail, hint)
 
 
-def _emulator() -> Finding:
-    """Run one of this package's kernels on the CPU; compile it first if necessary."""
+def computes_rightly(backend: Any) -> bool:
+    """Return whether a backend computes a small convolution. Raises the backend's errors."""
     import numpy as np
 
-    from ..backends.emulator.emulator_backend import EmulatedBackend
     from ..problem import ConvProblem
 
     problem = ConvProblem.parse("b1,c2,h4,w4,m1,k3")
     x, w = (np.ones(shape, np.float32) for shape in (problem.x_shape, problem.w_shape))
     y = np.empty(problem.y_shape, np.float32)
-    addresses = (x.ctypes.data, w.ctypes.data, None, y.ctypes.data)
+    backend.forward(problem, x.ctypes.data, w.ctypes.data, None, y.ctypes.data, False)
+    return bool((y == problem.channels * 9).all())
+
+
+def _emulator() -> Finding:
+    """Run one of this package's kernels on the CPU; compile it first if necessary."""
+    from ..backends.emulator.emulator_backend import EmulatedBackend
+
     cache = settings.cache()
     try:
         with (
             tempfile.TemporaryDirectory(prefix="ece408-doctor-") as folder,
             settings.override(cache=cache if cache.is_dir() else folder),
         ):
-            EmulatedBackend("general").forward(problem, *addresses, False)
+            is_right = computes_rightly(EmulatedBackend("general"))
     except Ece408Error as error:
         reason, _, remedy = _one_line(error).partition("; ")
         return Finding("emulator", NOTE, f"does not run: {reason}", remedy)
-    if not (y == problem.channels * 9).all():
+    if not is_right:
         return Finding("emulator", NOTE, "computes wrongly", "see lab check --emulate")
     return Finding("emulator", OK, "runs CUDA kernels without a GPU: ece408 lab check --emulate")
 
@@ -212,7 +219,7 @@ def _cuda_compiler() -> Finding:
     library = nvrtc and f"{nvrtc_compiler.version(nvrtc.library)}, {nvrtc.library}"
     if path is None:
         if library is None:
-            return Finding(name, MISSING, "neither NVRTC nor nvcc is found", hint)
+            return Finding(name, MISSING, "neither NVRTC nor nvcc is found", _SETUP)
         return Finding(name, NOTE, f"{library}; no nvcc, which kernels of your own need", hint)
 
     def describe(output: str) -> str:
@@ -242,7 +249,11 @@ def _tool(name: str, command: list[str], hint: str, describe: Callable[[str], st
 
 def _driver() -> list[Finding]:
     driver = gpu.find_driver()
-    found = [Finding("NVIDIA driver", OK, f"for CUDA up to {driver.cuda_version}")]
+    detail = f"for CUDA up to {driver.cuda_version}"
+    found = [Finding("NVIDIA driver", OK, detail)]
+    if _number(driver.cuda_version) < (gpu.OLDEST_CUDA,):
+        detail += f", and {gpu.OLDEST_CUDA}.0 is needed"
+        found = [Finding("NVIDIA driver", MISSING, detail, "install a newer driver")]
     return found + [_gpu(each) for each in driver.gpus]
 
 
@@ -259,7 +270,7 @@ def _gpu(device: gpu.Gpu) -> Finding:
 
 def _pycuda() -> Finding:
     if importlib.util.find_spec("pycuda") is None:
-        return Finding("PyCUDA", MISSING, "not installed", "pip install 'ece408_op[cuda]'")
+        return Finding("PyCUDA", MISSING, "not installed", _SETUP)
     try:
         version = importlib.metadata.version("pycuda")
     except importlib.metadata.PackageNotFoundError:
@@ -270,8 +281,7 @@ def _pycuda() -> Finding:
         importlib.import_module("pycuda.driver")
     except Exception as error:
         detail = f"{version} does not import ({_one_line(error)})"
-        hint = "build it for this machine: pip install --force-reinstall --no-cache-dir pycuda"
-        return Finding("PyCUDA", MISSING, detail, hint)
+        return Finding("PyCUDA", MISSING, detail, _SETUP)
     return Finding("PyCUDA", OK, version)
 
 

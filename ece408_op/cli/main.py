@@ -28,8 +28,8 @@ examples:
 _MODULES = {
     **dict.fromkeys(MILESTONES, "milestones"),
     **{name: name for name in ("profile", "compare", "report", "data", "swap", "models", "train")},
-    **{"launch": "launch", "doctor": "doctor", "tune": "tune", "lab": "lab_commands"},
-    "cache": "cache",
+    **{"launch": "launch", "doctor": "doctor", "gpu-setup": "gpu_setup", "tune": "tune"},
+    **{"lab": "lab_commands", "cache": "cache"},
 }
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import importlib.util
 import os
@@ -19,6 +20,7 @@ _CAPABILITY_MAJOR = 75
 _CAPABILITY_MINOR = 76
 # The oldest architecture of the compiled CUDA kernels.
 OLDEST_CAPABILITY = (7, 5)
+OLDEST_CUDA = 12
 _USUAL_HOME = Path("/usr/local/cuda")
 
 
@@ -135,10 +137,11 @@ def require_our_kernels(devices: Sequence[int]) -> None:
                 "m2.1 run on the CPU"
             )
     if importlib.util.find_spec("pycuda") is None:
-        raise NoUsableGpu("PyCUDA is not installed; pip install 'ece408_op[cuda]'")
+        raise NoUsableGpu("PyCUDA is not installed; `ece408 gpu-setup` compiles it")
     if find_nvrtc() is None and find_nvcc() is None:
         raise NoUsableGpu(
-            "neither NVRTC nor nvcc is found; install the CUDA toolkit, or set CUDA_HOME to it"
+            "neither NVRTC nor nvcc is found; `ece408 gpu-setup` installs NVRTC, or set CUDA_HOME "
+            "to a CUDA toolkit"
         )
 
 
@@ -161,18 +164,37 @@ class Nvrtc(NamedTuple):
     headers: Path
 
 
-def find_nvrtc() -> Nvrtc | None:
-    """Return NVRTC, from where `find_nvcc` looks. `None` if none is found."""
+def find_nvrtc(newest: int | None = None) -> Nvrtc | None:
+    """Return NVRTC, from where `find_nvcc` looks, of a major version that the driver supports, or
+    up to `newest`. `None` if none is found."""
+    newest = newest or _driver_major()
+    for folder, headers in _nvrtc_folders():
+        # The shortest name has the major version alone.
+        found = sorted(folder.glob("libnvrtc.so.[0-9]*"))
+        if found and (headers / "cuda_fp16.h").is_file():
+            major = int(found[0].name.split(".")[2])
+            if major >= OLDEST_CUDA and (newest is None or major <= newest):
+                return Nvrtc(found[0], headers)
+    return None
+
+
+def _driver_major() -> int | None:
+    """Return the major version of CUDA that the driver supports, or `None` if that is unknown."""
+    version = ctypes.c_int()
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL(_LIBRARY).cuDriverGetVersion(ctypes.byref(version))
+    return version.value // 1000 or None
+
+
+def _nvrtc_folders() -> Iterator[tuple[Path, Path]]:
+    """Yield folders that may have NVRTC, each with that of its headers."""
     on_path = shutil.which("nvcc")
     for home in (*([Path(on_path).resolve().parent.parent] if on_path else []), *_homes()):
-        headers = home / "include"
-        if (headers / "cuda_fp16.h").is_file():
-            for folder in ("lib64", "lib"):
-                # The shortest name has the major version alone.
-                found = sorted((home / folder).glob("libnvrtc.so.[0-9]*"))
-                if found:
-                    return Nvrtc(found[0], headers)
-    return None
+        for name in ("lib64", "lib"):
+            yield home / name, home / "include"
+    # Of wheels for CUDA 12.
+    for each in _nvidia():
+        yield each / "cuda_nvrtc" / "lib", each / "cuda_runtime" / "include"
 
 
 def _homes() -> Iterator[Path]:
@@ -180,11 +202,10 @@ def _homes() -> Iterator[Path]:
     named = os.environ.get("CUDA_HOME")
     yield from ([Path(named)] if named else [])
     yield _USUAL_HOME
-    yield from _wheels()
+    yield from sorted((home for each in _nvidia() for home in each.glob("cu[0-9]*")), reverse=True)
 
 
-def _wheels() -> list[Path]:
-    """Return the folders of pip's CUDA wheels, newest version first."""
+def _nvidia() -> list[Path]:
+    """Return the folders of pip's CUDA wheels."""
     spec = importlib.util.find_spec("nvidia")
-    folders = list(spec.submodule_search_locations or ()) if spec is not None else []
-    return sorted((home for each in folders for home in Path(each).glob("cu[0-9]*")), reverse=True)
+    return [Path(each) for each in (spec.submodule_search_locations or ())] if spec else []

@@ -47,8 +47,8 @@ def test_no_driver():
             True,
             r"has compute capability 7.0, the CUDA kernels need 7.5",
         ),
-        ({"pycuda": None}, "", True, r"PyCUDA is not installed; pip install 'ece408_op\[cuda\]'"),
-        ({"nvcc": None}, "", True, "nor nvcc is found; install the CUDA toolkit, or set CUDA_HOME"),
+        ({"pycuda": None}, "", True, "PyCUDA is not installed; `ece408 gpu-setup`"),
+        ({"nvcc": None}, "", True, "nor nvcc is found; `ece408 gpu-setup`"),
         ({}, "0,3", True, r"no GPU 3 \(--gpu, ECE.*\); there are 1, numbered"),
         # Of MXNet's own.
         ({}, "", False, r"built for the CPU only; .* 'ece408_op\[cu117\]'"),

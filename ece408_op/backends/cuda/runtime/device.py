@@ -428,12 +428,11 @@ def _driver() -> Any:
         cuda: Any = importlib.import_module("pycuda.driver")
         cuda.init()
     except ModuleNotFoundError:
-        raise NoUsableGpu("PyCUDA is not installed; pip install 'ece408_op[cuda]'") from None
+        raise NoUsableGpu("PyCUDA is not installed; `ece408 gpu-setup` compiles it") from None
     except ImportError as error:
         reason = str(error).splitlines()[0]
         raise NoUsableGpu(
-            f"PyCUDA does not import ({reason}); build it for this machine: pip install "
-            "--force-reinstall --no-cache-dir pycuda"
+            f"PyCUDA does not import ({reason}); `ece408 gpu-setup` compiles it for this machine"
         ) from error
     except Exception as error:
         raise NoUsableGpu(
