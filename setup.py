@@ -38,7 +38,7 @@ LINK = ("-shared", "-pthread", "-ldl", "-Wl,--as-needed", "-Wl,-z,nodelete")
 FIXED: dict[str, tuple[str, ...]] = {
     **{"conv/reference": ("-ffp-contract=off",), "api/choice": ("-ffp-contract=off",)},
     **{"api/dispatch": (), "host/copies": (), "host/halves": (), "host/thread_pool": ()},
-    **{"network/program": (), "network/strided": (), "network/planes": ()},
+    **{"network/program": (), "network/strided": (), "network/planes": ("-ffp-contract=off",)},
 }
 # Processors with AVX2 have prefetchw, or do nothing for it.
 AVX2 = ("-mavx2", "-mfma", "-mf16c", "-mprfchw")

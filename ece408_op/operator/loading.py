@@ -25,6 +25,11 @@ def load_mxnet() -> Any:
             remedy = "it needs Python 3.9 to 3.12; make a virtual environment with one of these"
         raise MXNetMissing(f"{problem} for {sys.executable}; {remedy}") from error
     except (AttributeError, OSError) as error:
+        if "libarmpl" in str(error):
+            raise MXNetMissing(
+                f"MXNet does not import ({error}); its wheel for aarch64 needs Arm Performance "
+                "Libraries on LD_LIBRARY_PATH; ece408_op.load_network runs networks without MXNet"
+            ) from error
         raise MXNetMissing(
             f"MXNet does not import ({error}); it needs NumPy 1.x up to 1.26 and its own "
             "libraries: pip install --force-reinstall 'ece408_op[cpu]' (its CUDA build also needs "

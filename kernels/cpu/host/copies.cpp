@@ -29,11 +29,11 @@ constexpr int kPopulateWrite = 23;
 constexpr int64_t kHugePage = 2 << 20;
 #endif
 
+#if defined(__SSE2__)
 int64_t to_line(const char* address) {
     return -reinterpret_cast<intptr_t>(address) & (kLine - 1);
 }
 
-#if defined(__SSE2__)
 // Copies whole lines to line-aligned addresses.
 void copy_lines(char* to, const char* from, int64_t nbytes) {
     for (int64_t done = 0; done < nbytes; done += kLine) {
