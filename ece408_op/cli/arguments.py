@@ -32,20 +32,30 @@ class Parser(argparse.ArgumentParser):
         self.add_argument(name, help=text, **{**(kind if metavar else _FLAG), **more})
 
     def error(self, message: str) -> NoReturn:
-        text = _suggestion(message) or f"{message}; --help lists the arguments"
+        text = self._suggestion(message) or f"{message}; --help lists the arguments"
         print(f"{self.prog}: error: {text}", file=sys.stderr)
         sys.exit(2)
 
+    def _suggestion(self, message: str) -> str | None:
+        """Return a message that suggests a known word of similar spelling, in place of argparse's
+        list."""
+        word, what = message.partition("unrecognized arguments: ")[2], "option"
+        known = self._options()
+        unknown = _UNKNOWN.fullmatch(message)
+        if unknown is not None:
+            what, word, text = unknown.groups()
+            known = re.findall(r"[^\s',]+", text)
+        word = re.split(r"[\s=]", word)[0]
+        close = difflib.get_close_matches(word, known, 1, 0.7)
+        return f"there is no {what.lower()} {word!r}; did you mean {close[0]}?" if close else None
 
-def _suggestion(message: str) -> str | None:
-    """Return a message that suggests a known word of similar spelling, in place of argparse's
-    list."""
-    unknown = _UNKNOWN.fullmatch(message)
-    if unknown is None:
-        return None
-    what, word, known = unknown.groups()
-    close = difflib.get_close_matches(word, re.findall(r"[^\s',]+", known), 1)
-    return f"there is no {what.lower()} {word!r}; did you mean {close[0]}?" if close else None
+    def _options(self) -> list[str]:
+        """Return the names of the options, those of subcommands too."""
+        found = list(self._option_string_actions)
+        for action in self._actions:
+            if isinstance(action, argparse._SubParsersAction):
+                found += [name for each in action.choices.values() for name in each._options()]
+        return found
 
 
 def add_command(commands: Any, name: str, title: str, **keywords: Any) -> Parser:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import importlib.metadata
 import importlib.util
@@ -245,6 +246,18 @@ def _tool(name: str, command: list[str], hint: str, describe: Callable[[str], st
     except (OSError, subprocess.SubprocessError) as error:
         return Finding(name, MISSING, f"{command[0]} does not run ({_one_line(error)})", hint)
     return Finding(name, OK, describe(result.stdout or "unknown version"))
+
+
+def versions() -> list[str]:
+    """Return lines with the versions of MXNet, the CUDA compiler and the driver."""
+    mxnet = "none"
+    for name in ("mxnet", "mxnet-cu117"):
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            mxnet = f"{name} {importlib.metadata.version(name)}"
+    driver = _driver_or_none()
+    cuda = f"for CUDA up to {driver.cuda_version}" if driver else "none"
+    details = (mxnet, _cuda_compiler().detail, cuda)
+    return list(map(": ".join, zip(("MXNet", "CUDA compiler", "NVIDIA driver"), details)))
 
 
 def _driver() -> list[Finding]:

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import os
 import sys
 import traceback
 from collections.abc import Sequence
-from typing import NoReturn
+from typing import Any, NoReturn
+
+import argcomplete
 
 from .. import settings
 from ..course.milestone import MILESTONES
@@ -43,6 +46,9 @@ def execute(line: Sequence[str] | None = None) -> int:
 
     A command returns its exit code, or `None` for 0.
     """
+    if "_ARGCOMPLETE" in os.environ:
+        # The shell wants the words that may follow; this ends the process.
+        argcomplete.autocomplete(_parser(*os.environ["COMP_LINE"].split()[1:2]))
     line = list(sys.argv[1:] if line is None else line)
     options = _parser(*line[:1]).parse_args(line)
     options.line = line
@@ -57,6 +63,16 @@ def execute(line: Sequence[str] | None = None) -> int:
     except Exception as error:
         text = f"unexpected {type(error).__name__}: {error} (--debug shows where)"
         return _fail(options, text, EXIT_UNEXPECTED)
+
+
+class _Version(argparse.Action):
+    """Prints the versions of this package and of what it may use."""
+
+    def __call__(self, *_: Any) -> NoReturn:
+        from .doctor_checks import versions
+
+        print(f"ece408_op {__version__}", *versions(), sep="\n")
+        sys.exit(0)
 
 
 def _fail(options: argparse.Namespace, text: str, code: int) -> int:
@@ -74,7 +90,7 @@ def _parser(first: str = "") -> argparse.ArgumentParser:
         epilog=_EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--version", action="version", version=f"ece408_op {__version__}")
+    parser.add_argument("--version", action=_Version, nargs=0, help="show versions and exit")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND")
     arguments.show_help_by_default(parser)
     if first in _MODULES:

@@ -158,13 +158,32 @@ def test_an_unexpected_error_is_one_line_too(monkeypatch, capsys):
 
 
 def test_version_and_help(run_ece408, capsys):
-    assert run_ece408("--version").stdout == f"ece408_op {__version__}\n"
+    package, *others = run_ece408("--version").stdout.splitlines()
+    assert package == f"ece408_op {__version__}"
+    assert [each.split(":")[0] for each in others] == ["MXNet", "CUDA compiler", "NVIDIA driver"]
     assert run_ece408("--help").stdout.startswith("usage: ece408")
     for name in COMMANDS:
         with pytest.raises(SystemExit) as ended:
             execute([name, "--help"])
         assert ended.value.code == 0
         assert capsys.readouterr().out.startswith(f"usage: ece408 {name}")
+
+
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        ("ece408 gp", ["gpu-setup"]),
+        ("ece408 lab che", ["check"]),
+        ("ece408 lab check --emu", ["--emulate"]),
+        ("ece408 gpu-setup --cuda ", ["12", "13"]),
+    ],
+)
+def test_words_are_completed(line, expected, tmp_path):
+    asked = {"_ARGCOMPLETE": "1", "COMP_LINE": line, "COMP_POINT": str(len(line))}
+    asked.update(_ARGCOMPLETE_STDOUT_FILENAME=str(tmp_path / "words"), _ARGCOMPLETE_IFS=" ")
+    command = [sys.executable, "-m", "ece408_op"]
+    subprocess.run(command, env=programs.environment(**asked), timeout=60)
+    assert (tmp_path / "words").read_text().split() == expected
 
 
 def test_scripts_are_the_subcommands(fashion_mnist):
@@ -183,6 +202,12 @@ def test_scripts_are_the_subcommands(fashion_mnist):
         (["m21"], "there is no command 'm21'; did you mean m2.1?"),
         (["docter"], "there is no command 'docter'; did you mean doctor?"),
         (["lab", "chek", "x.cu"], "there is no action 'chek'; did you mean check?"),
+        (["m2.1", "--bach-size=5"], "there is no option '--bach-size'; did you mean --batch-size?"),
+        (
+            ["lab", "check", "--emulat1", "x"],
+            "there is no option '--emulat1'; did you mean --emulate?",
+        ),
+        (["doctor", "--xyz"], "unrecognized arguments: --xyz; --help lists the arguments"),
     ],
 )
 def test_a_word_that_is_nearly_right_is_suggested(capsys, arguments, meant):
