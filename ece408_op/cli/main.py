@@ -10,8 +10,6 @@ import traceback
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
-import argcomplete
-
 from .. import settings
 from ..course.milestone import MILESTONES
 from ..errors import Ece408Error
@@ -47,6 +45,8 @@ def execute(line: Sequence[str] | None = None) -> int:
     A command returns its exit code, or `None` for 0.
     """
     if "_ARGCOMPLETE" in os.environ:
+        import argcomplete
+
         # The shell wants the words that may follow; this ends the process.
         argcomplete.autocomplete(_parser(*os.environ["COMP_LINE"].split()[1:2]))
     line = list(sys.argv[1:] if line is None else line)
