@@ -11,6 +11,7 @@ import os
 import shutil
 import subprocess
 import sys
+import sysconfig
 import tarfile
 import tempfile
 import time
@@ -104,11 +105,16 @@ def _install_compiler(major: int) -> None:
 def _install_pycuda(major: int, is_usable: bool) -> None:
     """Compile PyCUDA, unless it is there."""
     if not _has_pycuda(is_usable):
-        if shutil.which(_compiler()) is None:
-            raise InstallFailed(
-                f"PyCUDA is compiled here, and {_compiler()} is not there; install g++ (Debian, "
-                "Ubuntu: apt install g++), or set CXX"
-            )
+        header = Path(sysconfig.get_path("include"), "Python.h")
+        for what, package, is_there in (
+            (_compiler(), "g++", shutil.which(_compiler())),
+            (str(header), "python3-dev", header.is_file()),
+        ):
+            if not is_there:
+                raise InstallFailed(
+                    f"PyCUDA is compiled here, and {what} is not there; install {package} (Debian, "
+                    f"Ubuntu: apt install {package})"
+                )
         begin = time.monotonic()
         print("gpu-setup: compiling PyCUDA, which takes a minute or two", flush=True)
         with tempfile.TemporaryDirectory(prefix="ece408-pycuda-") as folder:

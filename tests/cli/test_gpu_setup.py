@@ -64,6 +64,10 @@ def test_what_was_installed_before_a_failure_is_recorded(machine, capsys, monkey
     error = capsys.readouterr().err
     assert error.startswith("ece408: error: PyCUDA is compiled here, and nothing-there is not")
     assert "nvidia-cuda-nvrtc" in json.loads(gpu_setup._RECORD.read_text())
+    monkeypatch.delenv("CXX")
+    monkeypatch.setattr(gpu_setup.sysconfig, "get_path", lambda name: "/none")
+    assert execute(["gpu-setup", "--cuda", "13"]) == 35
+    assert "and /none/Python.h is not there; install python3-dev" in capsys.readouterr().err
 
 
 def test_an_old_driver_and_none(machine, capsys, monkeypatch):
