@@ -37,6 +37,7 @@ CUDA_INC_DIR = {headers!r}
 CUDADRV_LIB_DIR = [{folder!r}]
 CUDA_ENABLE_CURAND = False
 LDFLAGS = ["-Wl,--no-as-needed"]
+CXXFLAGS = ["-g0"]
 """
 
 
