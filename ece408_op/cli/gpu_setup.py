@@ -8,6 +8,7 @@ import importlib.metadata
 import importlib.util
 import json
 import os
+import shlex
 import shutil
 import subprocess
 import sys
@@ -36,7 +37,6 @@ _SITE = """\
 CUDA_INC_DIR = {headers!r}
 CUDADRV_LIB_DIR = [{folder!r}]
 CUDA_ENABLE_CURAND = False
-LDFLAGS = ["-Wl,--no-as-needed"]
 CXXFLAGS = ["-g0"]
 """
 
@@ -108,7 +108,7 @@ def _install_pycuda(major: int, is_usable: bool) -> None:
     if not _has_pycuda(is_usable):
         header = Path(sysconfig.get_path("include"), "Python.h")
         for what, package, is_there in (
-            (_compiler(), "g++", shutil.which(_compiler())),
+            (_compiler()[0], "g++", shutil.which(_compiler()[0])),
             (str(header), "python3-dev", header.is_file()),
         ):
             if not is_there:
@@ -144,8 +144,8 @@ def _build_pycuda(major: int, folder: Path) -> None:
         headers += [path.parent for path in (folder / "more").rglob("cudaProfiler.h")]
     (folder / "empty.c").touch()
     empty = ["-shared", "-Wl,-soname,libcuda.so.1", "-o", "libcuda.so", "empty.c"]
-    if subprocess.run([_compiler(), *empty], cwd=folder).returncode:
-        raise InstallFailed(f"{_compiler()} cannot link a library; its messages are above")
+    if subprocess.run([*_compiler(), *empty], cwd=folder).returncode:
+        raise InstallFailed(f"{_compiler()[0]} cannot link a library; its messages are above")
     command = ("download", "--quiet", "--no-deps", "--no-binary", "pycuda", "--dest", str(folder))
     _pip(*command, *_requirements(_PYCUDA_EXTRA))
     with tarfile.open(next(folder.glob("pycuda-*.tar.gz"))) as archive:
@@ -153,12 +153,14 @@ def _build_pycuda(major: int, folder: Path) -> None:
     source = next(path for path in folder.glob("pycuda-*") if path.is_dir())
     site = _SITE.format(headers=[str(each) for each in headers], folder=str(folder))
     (source / "siteconf.py").write_text(site)
-    _pip("install", "--force-reinstall", "--no-deps", "--no-cache-dir", str(source))
+    # The linker would leave the empty library out. Of the environment, the option comes before it.
+    flags = f"{os.environ.get('LDFLAGS', '')} -Wl,--no-as-needed"
+    _pip("install", "--force-reinstall", "--no-deps", "--no-cache-dir", str(source), LDFLAGS=flags)
     _pip("install", "--quiet", "pycuda")  # what it requires
 
 
-def _compiler() -> str:
-    return os.environ.get("CXX", "g++")
+def _compiler() -> list[str]:
+    return shlex.split(os.environ.get("CXX") or "g++")
 
 
 def _requirements(extra: str) -> list[str]:
@@ -167,12 +169,13 @@ def _requirements(extra: str) -> list[str]:
     return [what.strip() for what, *when in found if f'extra == "{extra}"' in "".join(when)]
 
 
-def _pip(*arguments: str) -> None:
+def _pip(*arguments: str, **environment: str) -> None:
     """Run pip, which shows its progress. Raises `InstallFailed`."""
     if importlib.util.find_spec("pip") is None:
         raise InstallFailed(f"{sys.executable} has no pip; run `python -m ensurepip` first")
     command = [sys.executable, "-m", "pip", "--disable-pip-version-check", *arguments]
-    if subprocess.run(command, stdin=subprocess.DEVNULL).returncode:
+    environ = {**os.environ, **environment}
+    if subprocess.run(command, stdin=subprocess.DEVNULL, env=environ).returncode:
         raise InstallFailed(f"pip {arguments[0]} failed; its messages are above")
 
 
