@@ -262,12 +262,11 @@ def versions() -> list[str]:
 
 def _driver() -> list[Finding]:
     driver = gpu.find_driver()
-    detail = f"for CUDA up to {driver.cuda_version}"
-    found = [Finding("NVIDIA driver", OK, detail)]
+    found = Finding("NVIDIA driver", OK, f"for CUDA up to {driver.cuda_version}")
     if _number(driver.cuda_version) < (gpu.OLDEST_CUDA,):
-        detail += f", and {gpu.OLDEST_CUDA}.0 is needed"
-        found = [Finding("NVIDIA driver", MISSING, detail, "install a newer driver")]
-    return found + [_gpu(each) for each in driver.gpus]
+        detail = f"{found.detail}, and {gpu.OLDEST_CUDA}.0 is needed"
+        found = Finding(found.name, MISSING, detail, "install a newer driver")
+    return [found, *map(_gpu, driver.gpus)]
 
 
 def _gpu(device: gpu.Gpu) -> Finding:

@@ -26,9 +26,8 @@ from ..host import gpu
 from . import arguments
 from .doctor_checks import computes_rightly
 
-# The package's extras that have NVIDIA's wheels, by CUDA's major version; the last one has PyCUDA.
+# The package's extras that have NVIDIA's wheels, by CUDA's major version. `cuda` has PyCUDA.
 _EXTRAS = {12: "gpu12", 13: "gpu"}
-_PYCUDA_EXTRA = "cuda"
 # Packages that the command installed into this environment.
 _RECORD = Path(sys.prefix) / "share" / "ece408_op" / "gpu_setup.json"
 # PyCUDA needs the driver's functions and their header. The linker needs a library of the driver's
@@ -69,8 +68,8 @@ def _run(options: argparse.Namespace) -> None:
     print(f"gpu-setup: CUDA {driver.cuda_version if driver else major}")
     before = _installed()
     try:
-        _install_compiler(major)
-        _install_pycuda(major, is_usable=driver is not None)
+        headers = _install_compiler(major)
+        _install_pycuda(headers, major, is_usable=driver is not None)
     finally:
         _record(_installed() - before)
     if driver is not None:
@@ -92,18 +91,21 @@ def _major(driver: gpu.Driver) -> int:
     return min(major, max(_EXTRAS))
 
 
-def _install_compiler(major: int) -> None:
-    if gpu.find_nvrtc(major) is None:
+def _install_compiler(major: int) -> Path:
+    """Install NVRTC, unless there is one; return the folder of CUDA's headers."""
+    found = gpu.find_nvrtc(major)
+    if found is None:
         print("gpu-setup: installing the CUDA compiler, NVIDIA's wheels", flush=True)
         _pip("install", *_requirements(_EXTRAS[major]))
         importlib.invalidate_caches()
-    found = gpu.find_nvrtc(major)
+        found = gpu.find_nvrtc(major)
     if found is None:
         raise InstallFailed("pip installed the CUDA compiler, but NVRTC is not found")
     print(f"gpu-setup: CUDA compiler: {found.library}")
+    return found.headers
 
 
-def _install_pycuda(major: int, is_usable: bool) -> None:
+def _install_pycuda(headers: Path, major: int, is_usable: bool) -> None:
     """Compile PyCUDA, unless it is there."""
     if not _has_pycuda(is_usable):
         header = Path(sysconfig.get_path("include"), "Python.h")
@@ -119,7 +121,7 @@ def _install_pycuda(major: int, is_usable: bool) -> None:
         begin = time.monotonic()
         print("gpu-setup: compiling PyCUDA, which takes a minute or two", flush=True)
         with tempfile.TemporaryDirectory(prefix="ece408-pycuda-") as folder:
-            _build_pycuda(major, Path(folder))
+            _build_pycuda(headers, major, Path(folder))
         print(f"gpu-setup: compiled PyCUDA in {time.monotonic() - begin:.0f} s")
         importlib.invalidate_caches()
     print(f"gpu-setup: PyCUDA {importlib.metadata.version('pycuda')}")
@@ -133,11 +135,9 @@ def _has_pycuda(is_usable: bool) -> bool:
     ).returncode
 
 
-def _build_pycuda(major: int, folder: Path) -> None:
-    found = gpu.find_nvrtc(major)
-    assert found is not None
-    headers = [found.headers]
-    if not (found.headers / "cudaProfiler.h").is_file():
+def _build_pycuda(cuda: Path, major: int, folder: Path) -> None:
+    headers = [cuda]
+    if not (cuda / "cudaProfiler.h").is_file():
         # Only the build needs this one.
         name = "nvidia-cuda-profiler-api" + ("-cu12" if major == 12 else "<14")
         _pip("install", "--quiet", "--no-deps", "--target", str(folder / "more"), name)
@@ -147,7 +147,7 @@ def _build_pycuda(major: int, folder: Path) -> None:
     if subprocess.run([*_compiler(), *empty], cwd=folder).returncode:
         raise InstallFailed(f"{_compiler()[0]} cannot link a library; its messages are above")
     command = ("download", "--quiet", "--no-deps", "--no-binary", "pycuda", "--dest", str(folder))
-    _pip(*command, *_requirements(_PYCUDA_EXTRA))
+    _pip(*command, *_requirements("cuda"))
     with tarfile.open(next(folder.glob("pycuda-*.tar.gz"))) as archive:
         archive.extractall(folder)
     source = next(path for path in folder.glob("pycuda-*") if path.is_dir())
@@ -174,8 +174,7 @@ def _pip(*arguments: str, **environment: str) -> None:
     if importlib.util.find_spec("pip") is None:
         raise InstallFailed(f"{sys.executable} has no pip; run `python -m ensurepip` first")
     command = [sys.executable, "-m", "pip", "--disable-pip-version-check", *arguments]
-    environ = {**os.environ, **environment}
-    if subprocess.run(command, stdin=subprocess.DEVNULL, env=environ).returncode:
+    if subprocess.run(command, stdin=subprocess.DEVNULL, env=os.environ | environment).returncode:
         raise InstallFailed(f"pip {arguments[0]} failed; its messages are above")
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import functools
 import importlib.util
 import os
 import shutil
@@ -171,13 +172,14 @@ def find_nvrtc(newest: int | None = None) -> Nvrtc | None:
     for folder, headers in _nvrtc_folders():
         # The shortest name has the major version alone.
         found = sorted(folder.glob("libnvrtc.so.[0-9]*"))
-        if found and (headers / "cuda_fp16.h").is_file():
-            major = int(found[0].name.split(".")[2])
+        for library in found if (headers / "cuda_fp16.h").is_file() else ():
+            major = int(library.name.split(".")[2])
             if major >= OLDEST_CUDA and (newest is None or major <= newest):
-                return Nvrtc(found[0], headers)
+                return Nvrtc(library, headers)
     return None
 
 
+@functools.cache
 def _driver_major() -> int | None:
     """Return the major version of CUDA that the driver supports, or `None` if that is unknown."""
     version = ctypes.c_int()

@@ -1,3 +1,4 @@
+import functools
 import importlib.metadata
 import json
 import os
@@ -10,6 +11,8 @@ from places import ROOT
 from ece408_op.cli import gpu_setup
 from ece408_op.cli.main import execute
 from ece408_op.host import gpu
+
+FIND_DRIVER = gpu.find_driver
 
 
 @pytest.fixture
@@ -26,7 +29,7 @@ def machine(tmp_path, monkeypatch):
         name = "nvidia-cuda-nvrtc" if newest > 12 else "nvidia-cuda-nvrtc-cu12"
         return gpu.Nvrtc(tmp_path / f"lib{newest}", tmp_path) if name in packages else None
 
-    def built(major, folder):
+    def built(headers, major, folder):
         pip("install", "pycuda")
 
     monkeypatch.setattr(gpu, "find_driver", lambda: gpu.Driver("12.4", ()))
@@ -74,8 +77,7 @@ def test_an_old_driver_and_none(machine, capsys, monkeypatch):
     monkeypatch.setattr(gpu, "find_driver", lambda: gpu.Driver("11.8", ()))
     assert execute(["gpu-setup"]) == 18
     assert "supports CUDA up to 11.8, and 12.0 is needed" in capsys.readouterr().err
-    monkeypatch.undo()
-    monkeypatch.setattr(gpu, "_LIBRARY", "libnone.so")
+    monkeypatch.setattr(gpu, "find_driver", functools.partial(FIND_DRIVER, "libnone.so"))
     assert execute(["gpu-setup"]) == 18
 
 

@@ -63,6 +63,19 @@ def test_nvrtc_in_each_place_with_its_headers(wheels, tmp_path, monkeypatch):
     assert gpu.find_nvrtc() == toolkit
 
 
+def test_nvrtc_is_not_newer_than_the_driver(wheels):
+    newer = _nvrtc(wheels / "cu13", "lib")
+    for folder, names in (("cuda_nvrtc/lib", ["libnvrtc.so.11.2", "libnvrtc.so.12"]),
+                          ("cuda_runtime/include", ["cuda_fp16.h"])):  # fmt: skip
+        (wheels / folder).mkdir(parents=True)
+        for name in names:
+            (wheels / folder / name).touch()
+    (newer.headers / "cuda_fp16.h").touch()
+    assert gpu.find_nvrtc(13) == newer
+    older = wheels / "cuda_nvrtc" / "lib" / "libnvrtc.so.12", wheels / "cuda_runtime" / "include"
+    assert gpu.find_nvrtc(12) == older
+
+
 def test_without_any_wheel(wheels, monkeypatch):
     monkeypatch.setattr(gpu.importlib.util, "find_spec", lambda name: None)
     assert gpu.find_nvcc() is None
