@@ -120,10 +120,18 @@ class Batch(NamedTuple):
 class Lowering(ABC):
     """The steps of one machine at one precision. Arrays of a plan are named "y", "x" and "w".
 
+    Arrays that depend on images are stored as `storage` says for a number of images. Plans read
+    and write this type and float32; the results of `reduce` and `softmax` are float32, and so are
+    all arrays of gradients.
+
     `adds_in_place`: a convolution adds its sums to an array that nobody else reads, not to any.
     """
 
     adds_in_place: bool
+
+    def storage(self, images: int) -> str:
+        """Return the type of arrays that depend on this number of images."""
+        return "float32"
 
     @abstractmethod
     def pointwise(self, term: Term, y: Value) -> tuple[Plan, dict[str, Value]] | None:
@@ -131,25 +139,29 @@ class Lowering(ABC):
         if an input must be broadcast by a copy first."""
 
     @abstractmethod
-    def copy(self, axes: Sequence[Axis], border: str, fill: float) -> Plan:
-        """Return a strided copy of at most six axes. Elements beyond x are `fill`, the nearest or
-        the mirrored ones: `border` is "constant", "edge" or "reflect"."""
+    def copy(self, axes: Sequence[Axis], border: str, fill: float, dtype: str) -> Plan:
+        """Return a strided copy of at most six axes of a type. Elements beyond x are `fill`, the
+        nearest or the mirrored ones: `border` is "constant", "edge" or "reflect"."""
 
     @abstractmethod
     def pool(self, x: Value, y: Value, windows: Windows) -> Plan:
         """Return the pooling of an array with two axes of pixels."""
 
     @abstractmethod
-    def reduce(self, kind: str, outputs: int, length: int, inner: int, factor: float) -> Plan:
+    def reduce(
+        self, kind: str, x: Value, outputs: int, length: int, inner: int, factor: float
+    ) -> Plan:
         """Return the reduction of `length` elements, `inner` apart, to each output: "mean" and
         "sum" are sums times `factor`, "max" the largest, "largest number" ignores NaN."""
 
     @abstractmethod
-    def softmax(self, rows: int, length: int, inner: int, logarithm: bool, scale: float) -> Plan:
+    def softmax(
+        self, x: Value, rows: int, length: int, inner: int, logarithm: bool, scale: float
+    ) -> Plan:
         """Return the softmax, or its logarithm, of rows whose elements are `inner` apart."""
 
     @abstractmethod
-    def lrn(self, x: Value, size: int, alpha: float, beta: float, knorm: float) -> Plan:
+    def lrn(self, x: Value, y: Value, size: int, alpha: float, beta: float, knorm: float) -> Plan:
         """Return MXNet's LRN over `size` adjacent channels."""
 
     @abstractmethod
@@ -243,6 +255,8 @@ class Builder:
         self.shapes: dict[int, tuple[int, ...]] = {}
         # Kernels are chosen for this number of images.
         self.chosen_for = images if chosen_for is None else chosen_for
+        # The type of new arrays that depend on images.
+        self.storage = lowering.storage(self.chosen_for)
         self._uses: Counter[Entry] = Counter()
         self._counts: dict[int, int] = {}
         self._results = results
@@ -293,12 +307,14 @@ class Builder:
         if self.constant(operand):
             self.mixes_images()
         dtype = self._results[number]
-        if dtype != "float32":
-            value = self.compute(self.chain(operand), self.empty(operand.shape, False, dtype))
+        if dtype != self.storage:
+            value = self.empty(operand.shape, False, dtype)
+            self.into(operand, value)
+            self.claimed(value)
         else:
             value = self.value(operand)
-        if not self._is_whole(value) or value.buffer.kind != ARENA:
-            value = self.compute(leaf(value), self.empty(value.shape, False))
+        if value.dtype != dtype or not self._is_whole(value) or value.buffer.kind != ARENA:
+            value = self.compute(leaf(value), self.empty(value.shape, False, dtype))
         value.buffer.kind, value.buffer.number = OUTPUT, number
         self.steps.outputs.append(value)
 
@@ -340,9 +356,9 @@ class Builder:
                 value.buffer.uses += 1
         return found
 
-    def empty(self, shape: Sequence[int], constant: bool, dtype: str = "float32") -> Value:
-        """Return a new array, without a claim."""
-        elements = math.prod(shape)
+    def empty(self, shape: Sequence[int], constant: bool, dtype: str = "") -> Value:
+        """Return a new array, without a claim, of the usual type if none is given."""
+        elements, dtype = math.prod(shape), dtype or ("float32" if constant else self.storage)
         if min(shape, default=1) < 1:
             raise UnsupportedProblem(
                 f"{self.node}: an array of shape {tuple(shape)} has no elements"
@@ -412,7 +428,7 @@ class Builder:
         """Return elements of an axis: channels are a view, others a copy."""
         shape = (*x.shape[:axis], size, *x.shape[axis + 1 :])
         if axis == 1 and not x.constant:
-            offset = x.offset + 4 * begin * math.prod(shape[2:])
+            offset = x.offset + ITEM_BYTES[x.dtype] * begin * math.prod(shape[2:])
             return x.seen(shape, x.image or x.per_image, offset)
         first = [-begin if k == axis else 0 for k in range(len(shape))]
         return self.windowed(self.dense(x), shape, first)
@@ -420,8 +436,8 @@ class Builder:
     def _copied(self, x: Value, axes: Sequence[Axis], border: Border = _ZEROS) -> Value:
         if len(axes) > MOST_AXES:
             raise UnsupportedProblem(f"an array of {len(axes)} axes is more than {MOST_AXES}")
-        y = self.empty([axis.size for axis in axes], x.constant)
-        return self.emit(self.lowering.copy(axes, *border), y, {"x": x})
+        y = self.empty([axis.size for axis in axes], x.constant, x.dtype)
+        return self.emit(self.lowering.copy(axes, *border, x.dtype), y, {"x": x})
 
     def claimed(self, value: Value) -> Value:
         """Return the array with one more claim."""
@@ -447,12 +463,23 @@ class Builder:
         return value.dense and value.buffer.nbytes == ITEM_BYTES[value.dtype] * value.elements
 
     def dense(self, operand: Operand, apart: bool = False) -> Value:
-        """Return the operand as a float32 array with contiguous images, or with any if they may be
-        `apart`."""
+        """Return the operand as an array of float32, or of the usual type, with contiguous images,
+        or with any if they may be `apart`."""
         value = self.value(operand)
-        if (apart or value.dense) and value.dtype == "float32":
+        fits = value.dtype in ("float32", "float32" if value.constant else self.storage)
+        if (apart or value.dense) and fits:
             return value
         return self.compute(leaf(value), self.empty(value.shape, value.constant))
+
+    def single(self, operand: Operand) -> Value:
+        """Return the operand as a float32 array with contiguous images."""
+        if isinstance(operand, Chain) and self.storage != "float32":
+            y = self.empty(operand.shape, self.constant(operand), "float32")
+            return self.compute(operand.term, y)
+        value = self.dense(operand)
+        if value.dtype == "float32":
+            return value
+        return self.compute(leaf(value), self.empty(value.shape, value.constant, "float32"))
 
     def chain(self, operand: Operand) -> Term:
         """Return the operand's elements as a term; a pending convolution is computed."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from .host_arrays import ITEM_BYTES
 from .values import ARENA, OUTPUT, Early, Step, Steps
 
 # Approximate bytes of a microbatch's images.
@@ -31,7 +32,8 @@ def early(steps: Steps, image_bytes: int, few: Callable[[int], Steps]) -> Early 
     touched: set[int] = set()
     flops = 0
     for step, part in zip(steps.for_images, few(images).for_images):
-        if 4 * step.arrays["y"].per_image < image_bytes or not _repeatable(step, touched):
+        y = step.arrays["y"]
+        if ITEM_BYTES[y.dtype] * y.per_image < image_bytes or not _repeatable(step, touched):
             break
         if not _alike(step, part, steps.images, images):
             break

@@ -2,10 +2,13 @@
 
 import numpy as np
 import pytest
-from gpu_networks import Case, check_together
+from gpu_networks import NETWORKS, Case, check_together, small
 from gradient_symbols import SHAPE, layers, others
 
-from ece408_op.network import why_not
+from ece408_op import settings
+from ece408_op.network import network_program, why_not
+from ece408_op.network.builder import Builder
+from ece408_op.network.machines import gpu_steps
 
 pytestmark = pytest.mark.usefixtures("emulated")
 
@@ -58,17 +61,43 @@ def _others(sym):
     }
 
 
-def test_an_operator_computes_what_mxnet_does(mx):
+def _cases(mx):
+    """Return a case of each operator by name."""
     labels = {"labels": (3, 4, 5), "softmax_output": (3,), "label_image": (3, 5, 7)}
     symbols = {name: mx.sym.Group(outputs) for name, outputs in _others(mx.sym).items()}
     symbols |= {**layers(mx.sym), **others(mx.sym)}
     # oneDNN's fusion of a convolution and BatchNorm is wrong unless the axis is 1.
     del symbols["norm_pixels"]
-    cases = {}
-    for name, symbol in symbols.items():
-        shapes = {"data": SHAPE, **({"label": labels[name]} if name in labels else {})}
-        cases[name] = Case(symbol, **shapes)
-    check_together(cases, BELOW, on=("gpu", "cpu"))
+    shapes = {name: {"label": labels[name]} if name in labels else {} for name in symbols}
+    return {name: Case(each, data=SHAPE, **shapes[name]) for name, each in symbols.items()}
+
+
+def test_an_operator_computes_what_mxnet_does(mx):
+    check_together(_cases(mx), BELOW, on=("gpu", "cpu"))
+
+
+def test_half_precision(mx, monkeypatch):
+    """In half precision arrays of images are float16, and so are their copies and parts."""
+    types = set()
+
+    class Watching(Builder):
+        def emit(self, plan, y, read, *arguments, **named):
+            types.add((plan.name, read["x"].dtype if "x" in read else None, y.dtype))
+            return super().emit(plan, y, read, *arguments, **named)
+
+    monkeypatch.setattr(network_program, "Builder", Watching)
+    monkeypatch.setattr(gpu_steps, "_FEWEST_STORED", 1)
+    cases = {**_cases(mx), **{name: small(mx, name) for name in NETWORKS}}
+    del cases["pool_max_none"]  # the least float16 differs from the least float32
+    # Every operator reads what another one has stored.
+    for case in cases.values():
+        case.symbol = case.symbol(data=mx.sym.Variable("data") * 1)
+    with settings.override(precision="float16"):
+        check_together(cases, 4e-3)
+    stored = {name for name, x, y in types if (x, y) == ("float16", "float16")}
+    assert stored >= {"grouped", "lrn", "pool", "resize", "strided_copy"}
+    assert types >= {("softmax", "float16", "float32"), ("reduce_rows", "float16", "float32")}
+    assert ("general", "float16", "float32") not in types
 
 
 def test_the_largest_where_some_are_no_numbers(mx):

@@ -141,5 +141,5 @@ def test_sets_of_gpus_take_turns_with_one(monkeypatch, capsys):
 
 def test_wrong_results_of_any_set_count(monkeypatch):
     row = _networks(monkeypatch, PlayedNetwork(wrong=[(0, 1)]), ["0,1"])
-    assert row["error"] > gpu_networks.TOLERANCE
+    assert row["error"] > gpu_networks.TOLERANCE["float32"]
     assert "outputs are wrong" in results.failures([row])[0]

@@ -154,10 +154,12 @@ class Family(ABC):
     If `spaced`, the images of y may be strided: the macro OUT_IMAGE is the stride in elements. With
     a `prelude`, x may be strided, too (IN_IMAGE), and its elements can be transformed as they are
     loaded, by the macro CONVERT; every function then takes the arguments "factors" and "addends".
+    If it `stores` halves, float32 x and y may be float16 in memory (X_TYPE and Y_TYPE).
     """
 
     spaced = False
     prelude = False
+    stores = False
 
     @abstractmethod
     def why_not(self, problem: ConvProblem) -> str | None:

@@ -168,6 +168,7 @@ class Graph:
         layout: str,
         device: str = "cuda",
         folds: bool = False,
+        dtype: torch.dtype = torch.float32,
     ) -> None:
         document = json.loads(text)
         self._nodes = document["nodes"]
@@ -197,7 +198,7 @@ class Graph:
             if node["op"] == "null" and node["name"] == "data":
                 self._data = number
             elif node["op"] == "null":
-                array = torch.from_numpy(weights[node["name"]]).to(device)
+                array = torch.from_numpy(weights[node["name"]]).to(device, dtype)
                 self._held[number] = self.placed(array)
 
     def weights(self, but: Sequence[str]) -> Tensors:
@@ -224,9 +225,11 @@ class Variant:
         layout, precision, way = name.split()
         with open(files["open"]) as file:
             text = file.read()
-        self._graph = Graph(text, dict(np.load(files["weights"])), layout, folds=way == "graph")
         self._tf32 = precision == "tf32"
-        self._x = torch.from_numpy(np.load(files["x"])).pin_memory()
+        dtype = torch.float16 if precision == "float16" else torch.float32
+        weights = dict(np.load(files["weights"]))
+        self._graph = Graph(text, weights, layout, folds=way == "graph", dtype=dtype)
+        self._x = torch.from_numpy(np.load(files["x"])).to(dtype).pin_memory()
         self.y = self._network().cpu().pin_memory()
         self._pass = self._eager
         if way == "graph":

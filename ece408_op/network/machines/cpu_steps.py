@@ -83,7 +83,7 @@ class CpuSteps(Lowering):
         arrays = {f"in{number}": value for number, (_, value) in enumerate(leaves)}
         return CpuPlan("pointwise", Kind.POINTWISE, tuple(arrays), made), arrays
 
-    def copy(self, axes: Sequence[Axis], border: str, fill: float) -> CpuPlan:
+    def copy(self, axes: Sequence[Axis], border: str, fill: float, dtype: str) -> CpuPlan:
         elements = math.prod(axis.size for axis in axes)
         padded = [*reversed(axes), *[Axis(1, 0, 1, 0)] * (MOST_AXES - len(axes))]
         # All sizes, then all first elements ...
@@ -98,16 +98,22 @@ class CpuSteps(Lowering):
         made = _pooled(x, dy, windows)
         return CpuPlan("pool_gradient", Kind.POOL_GRADIENT, ("dy", "x", "pooled"), made)
 
-    def reduce(self, kind: str, outputs: int, length: int, inner: int, factor: float) -> CpuPlan:
+    def reduce(
+        self, kind: str, x: Value, outputs: int, length: int, inner: int, factor: float
+    ) -> CpuPlan:
         how = _REDUCED.get(kind, program.Reduce.SUM)
         made = program.packed(program.Reduced, how, outputs, length, inner, factor)
         return CpuPlan("reduce_rows", Kind.REDUCE, ("x",), made)
 
-    def softmax(self, rows: int, length: int, inner: int, logarithm: bool, scale: float) -> CpuPlan:
+    def softmax(
+        self, x: Value, rows: int, length: int, inner: int, logarithm: bool, scale: float
+    ) -> CpuPlan:
         made = program.packed(program.Softmaxed, rows, length, inner, logarithm, scale)
         return CpuPlan("softmax", Kind.SOFTMAX, ("x",), made)
 
-    def lrn(self, x: Value, size: int, alpha: float, beta: float, knorm: float) -> CpuPlan:
+    def lrn(
+        self, x: Value, y: Value, size: int, alpha: float, beta: float, knorm: float
+    ) -> CpuPlan:
         sizes = x.elements, x.shape[1], math.prod(x.shape[2:]), size
         made = program.packed(program.Lrn, *sizes, alpha, beta, knorm)
         return CpuPlan("lrn", Kind.LRN, ("x",), made)

@@ -13,6 +13,10 @@ from ..terms import leaf, substituted
 from ..values import Value
 from .cuda_terms import statements
 
+# The kernel for halves in memory, from this number of channels of a group: the network's images,
+# which are float32, have fewer.
+_STORES, _LEAST_CHANNELS = "implicit_gemm_prepacked_half", 8
+
 
 def convolve(
     target: Target, precision: str, builder: Builder, pending: Convolution, place: Value | None
@@ -20,24 +24,30 @@ def convolve(
     """Emit a convolution, as `Lowering.convolve` documents."""
     onto, after = pending.onto, pending.after
     kernel, plan = _plan(target, precision, builder, pending.problem, onto is not None)
+    stores = kernel.family.stores
     activates = after is None or kernel.family.activates(onto is not None)
     # The kernel writes images of the layer; `place` may be viewed as images of another shape.
     fits = place is None or place.dense or place.shape[:1] == (pending.problem.batch,)
+    fits = fits and (place is None or stores or place.dtype == "float32")
     if place is not None and not (fits and onto is None and activates and kernel.family.spaced):
         return builder.compute(leaf(convolve(target, precision, builder, pending, None)), place)
     if onto is not None:
+        onto = onto if stores else builder.single(onto)
         builder.drop(onto)
         y = replace(onto, shape=pending.shape)
     else:
-        y = place or builder.empty(pending.shape, builder.constant(pending))
+        dtype = "" if stores else "float32"
+        y = place or builder.empty(pending.shape, builder.constant(pending), dtype)
     defines: Defines = () if y.dense else (("OUT_IMAGE", f"{y.image}u"),)
     if after is not None and activates:
         text = statements(after, {id(pending.sums): "v"}, "v")
         defines = (*defines, ("ACTIVATE(v)", text))
-    of_x = _prelude(pending.x) if kernel.family.prelude else None
+    of_x = _prelude(pending.x, stores) if kernel.family.prelude else None
     if of_x is None:
-        of_x = Prelude(builder.dense(pending.x), {}, ())
-    y = _launched(builder, pending, plan, (*defines, *of_x.defines), of_x, y)
+        x = builder.dense(pending.x) if stores else builder.single(pending.x)
+        of_x = Prelude(x, {}, ())
+    defines = (*defines, *of_x.defines, *stored(of_x.x, y))
+    y = _launched(builder, pending, plan, defines, of_x, y)
     if activates or after is None or pending.sums is None:
         return y
     return builder.value(Chain(pending.shape, substituted(after, pending.sums, leaf(y))))
@@ -73,7 +83,16 @@ def _plan(
     if builder.chosen_for != builder.steps.images:
         batch = max(1, batch * builder.chosen_for // max(1, builder.steps.images))
     like = replace(problem, batch=batch)
-    return chosen(target, precision, problem, like, "forward", accumulate)
+    found = chosen(target, precision, problem, like, "forward", accumulate)
+    kernel = catalog.find(_STORES)
+    if builder.storage == "float32" or kernel is None or found[0].name == _STORES:
+        return found
+    few = problem.channels // problem.groups < _LEAST_CHANNELS
+    if few or kernel.why_not(problem, target.capability) is not None:
+        return found
+    if found[0].family.stores and found[0].source != kernel.source:
+        return found
+    return kernel, kernel.plan(problem, target.capability, accumulate)
 
 
 def chosen(
@@ -92,6 +111,18 @@ def chosen(
     # Constant memory belongs to a module, which several layers may use at the same time.
     kernel = catalog.default(like, direction, target.capability, precision)
     return kernel, kernel.plan(problem, target.capability, accumulate)
+
+
+def stored(x: Value, y: Value | None = None) -> Defines:
+    """Return the macros for the types of x and y, which is float32 if not given."""
+    return stored_as(x.dtype, "float32" if y is None else y.dtype)
+
+
+def stored_as(x: str, y: str) -> Defines:
+    """Return the macros of stored.cuh for these types of x and y."""
+    types = ("X_TYPE", x), ("Y_TYPE", y)
+    halves = tuple((name, "__half") for name, dtype in types if dtype == "float16")
+    return (("HALF", 1), *halves) if halves else ()
 
 
 @dataclass(frozen=True)
@@ -117,9 +148,10 @@ class Prelude:
 _PRELUDE = ("factors", "addends")
 
 
-def _prelude(operand: Value | Chain) -> Prelude | None:
+def _prelude(operand: Value | Chain, stores: bool) -> Prelude | None:
     """Return the prelude for an array, or for a chain on one array and at most two others with one
-    element per channel; `None` for other operands."""
+    element per channel; `None` for other operands. The array may be float16 if the kernel `stores`
+    that."""
     term = leaf(operand) if isinstance(operand, Value) else operand.term
     leaves = [each for each, _ in term.leaves()]
     of_channels = (1, operand.shape[1], *[1] * (len(operand.shape) - 2))
@@ -130,7 +162,10 @@ def _prelude(operand: Value | Chain) -> Prelude | None:
         return None
     if any(each.shape != of_channels for each in others):
         return None
-    if any(each.value is not None and each.value.dtype != "float32" for each in leaves):
+    types = ("float32", "float16") if stores else ("float32",)
+    if x.value.dtype not in types:
+        return None
+    if any(each.value is not None and each.value.dtype != "float32" for each in others):
         return None
     value = x.value
     defines: Defines = () if value.dense else (("IN_IMAGE", f"{value.image}u"),)

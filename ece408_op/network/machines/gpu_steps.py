@@ -21,7 +21,7 @@ from ..builder import MOST_AXES, Axis, Batch, Builder, Convolution, Lowering, Wi
 from ..terms import Reading, Term, reading
 from ..values import Value
 from .cuda_terms import literal, statements
-from .gpu_convolutions import chosen, convolve
+from .gpu_convolutions import chosen, convolve, stored, stored_as
 
 _NAMES = (
     *("pointwise", "strided_copy", "pool", "reduce_rows", "softmax", "lrn", "resize"),
@@ -34,6 +34,8 @@ _THREADS, _WARPS = 256, 8
 # Blocks of a pass over channels, and elements of a window that one thread searches.
 _BLOCKS, _SMALL_WINDOW = 2048, 64
 _TYPES = {"float32": "float", "float16": "__half", "uint8": "unsigned char"}
+# Half as many bytes gain nothing where launches take most of the time.
+_FEWEST_STORED = 4
 _BORDERS = {"constant": "ZERO", "edge": "NEAREST", "reflect": "MIRRORED"}
 _WINDOWS = {"max": "LARGEST", "avg": "AVERAGE", "sum": "SUM"}
 _LARGEST = {"max": "OF_ALL", "largest number": "OF_NUMBERS"}
@@ -46,6 +48,10 @@ class GpuSteps(Lowering):
     target: Target
     precision: str
     adds_in_place = True
+
+    def storage(self, images: int) -> str:
+        halves = self.precision == "float16" and images >= _FEWEST_STORED
+        return "float16" if halves else "float32"
 
     def pointwise(self, term: Term, y: Value) -> tuple[Plan, dict[str, Value]] | None:
         leaves = term.leaves()
@@ -78,19 +84,22 @@ class GpuSteps(Lowering):
         plan = _launched(_POINTWISE, defines, "compute", total, arguments, _THREADS * vector)
         return plan, {f"in{k}": value for k, value in enumerate(values)}
 
-    def copy(self, axes: Sequence[Axis], border: str, fill: float) -> Plan:
+    def copy(self, axes: Sequence[Axis], border: str, fill: float, dtype: str) -> Plan:
         padded = [*reversed(axes), *[Axis(1, 0, 1, 0)] * (MOST_AXES - len(axes))]
         numbers = [number for axis in padded for number in axis]
         elements = math.prod(axis.size for axis in axes)
         plain = (border, fill) == ("constant", 0.0)
-        defines = () if plain else (("BORDER", _BORDERS[border]), ("FILL", literal(fill)))
+        defines: Defines = stored_as(dtype, dtype)
+        if not plain:
+            defines += ("BORDER", _BORDERS[border]), ("FILL", literal(fill))
         arguments: list[str | int] = ["y", "x", elements, *numbers]
         return _launched(_STRIDED, defines, "strided_copy", elements, arguments)
 
     def pool(self, x: Value, y: Value, windows: Windows) -> Plan:
         images = (x.image or x.per_image, y.image or y.per_image)
         arguments = ("y", "x", y.elements, x.shape[1], *images)
-        return _launched(_POOL, _pooled(x, y, windows), "pool", y.elements, arguments)
+        defines = (*_pooled(x, y, windows), *stored(x, y))
+        return _launched(_POOL, defines, "pool", y.elements, arguments)
 
     def pool_gradient(self, x: Value, dy: Value, windows: Windows) -> Plan:
         defines, count = _pooled(x, dy, windows), dy.elements
@@ -135,24 +144,29 @@ class GpuSteps(Lowering):
         kept_ = (("KEPT", literal(kept)),)
         return _launched(_DROPOUT, kept_, "dropout", elements, arguments, 4 * _THREADS)
 
-    def reduce(self, kind: str, outputs: int, length: int, inner: int, factor: float) -> Plan:
-        defines = (("LARGEST", _LARGEST.get(kind, "NONE")), ("FACTOR", literal(factor)))
+    def reduce(
+        self, kind: str, x: Value, outputs: int, length: int, inner: int, factor: float
+    ) -> Plan:
+        defines = (("LARGEST", _LARGEST.get(kind, "NONE")), ("FACTOR", literal(factor)), *stored(x))
         return _of_warps(_REDUCE, defines, "reduce_rows", outputs, length, inner)
 
-    def softmax(self, rows: int, length: int, inner: int, logarithm: bool, scale: float) -> Plan:
-        defines = (("LOGARITHM", int(logarithm)), ("SCALE", literal(scale)))
+    def softmax(
+        self, x: Value, rows: int, length: int, inner: int, logarithm: bool, scale: float
+    ) -> Plan:
+        defines = (("LOGARITHM", int(logarithm)), ("SCALE", literal(scale)), *stored(x))
         return _of_warps(_SOFTMAX, defines, "softmax", rows, length, inner)
 
-    def lrn(self, x: Value, size: int, alpha: float, beta: float, knorm: float) -> Plan:
+    def lrn(self, x: Value, y: Value, size: int, alpha: float, beta: float, knorm: float) -> Plan:
         named = {"ALPHA": alpha, "BETA": beta, "KNORM": knorm}
-        defines: list[tuple[str, str | int]] = [("SIZE", size)]
+        defines: list[tuple[str, str | int]] = [("SIZE", size), *stored(x, y)]
         defines += [(name, literal(value)) for name, value in named.items()]
         arguments = ("y", "x", x.elements, x.shape[1], math.prod(x.shape[2:]))
         return _launched(_LRN, defines, "normalise", x.elements, arguments)
 
     def resize(self, x: Value, y: Value, aligned: bool) -> Plan:
         arguments: list[str | int] = ["y", "x", y.elements, *x.shape[2:], *y.shape[2:]]
-        return _launched(_RESIZE, (("ALIGNED", int(aligned)),), "resize", y.elements, arguments)
+        defines = (("ALIGNED", int(aligned)), *stored(x, y))
+        return _launched(_RESIZE, defines, "resize", y.elements, arguments)
 
     def data_gradient(self, problem: ConvProblem, adds: bool = False) -> Plan:
         return self._gradient("backward_data", problem, adds, {"dx": "y", "dy": "x"})

@@ -27,11 +27,11 @@ def _convolution_why_not(attributes: Attributes) -> str | None:
 
 
 def _convolution(builder: Builder, attributes: Attributes, operands: list[Operand]) -> Operand:
-    x, w = operands[0], builder.dense(operands[1])
+    x, w = operands[0], builder.single(operands[1])
     if isinstance(x, Convolution):
         x = builder.value(x)
     problem = problem_of(builder.node, attributes, x.shape)
-    bias = builder.dense(operands[2]) if problem.bias else None
+    bias = builder.single(operands[2]) if problem.bias else None
     shape = problem.y_shape if len(x.shape) == 4 else problem.y_shape[:2] + problem.y_shape[3:]
     return _checked(builder, Convolution(builder.node, True, shape, problem, x, w, bias))
 
@@ -104,11 +104,11 @@ def _deconvolution(builder: Builder, attributes: Attributes, operands: list[Oper
     """Compute the transposed convolution as the gradient of a convolution for x; its input is the
     gradient for y."""
     check_planes(builder.node, operands[0])
-    x, w = builder.dense(operands[0]), builder.dense(operands[1])
+    x, w = builder.single(operands[0]), builder.single(operands[1])
     problem = transposed_problem_of(attributes, x.shape)
     if problem.y_shape != x.shape or w.elements != math.prod(problem.w_shape):
         raise UnsupportedProblem(f"{builder.node}: data of shape {x.shape} does not fit {problem}")
-    y = builder.empty(problem.x_shape, x.constant and w.constant)
+    y = builder.empty(problem.x_shape, x.constant and w.constant, "float32")
     made = builder.emit(builder.lowering.data_gradient(problem), y, {"x": x, "w": w})
     if attributes.flag("no_bias", True):
         return made
@@ -125,9 +125,9 @@ def dense_problem_of(attributes: Attributes, shape: tuple[int, ...]) -> ConvProb
 
 
 def _fully_connected(builder: Builder, attributes: Attributes, operands: list[Operand]) -> Operand:
-    x, w = builder.dense(operands[0]), builder.dense(operands[1])
+    x, w = builder.dense(operands[0]), builder.single(operands[1])
     problem = dense_problem_of(attributes, x.shape)
-    bias = builder.dense(operands[2]) if problem.bias else None
+    bias = builder.single(operands[2]) if problem.bias else None
     rows = x.shape[:1] if attributes.flag("flatten", True) else x.shape[:-1]
     shape = (*rows, problem.filters)
     return _checked(builder, Convolution(builder.node, False, shape, problem, x, w, bias))

@@ -137,7 +137,7 @@ def _cast(builder: Builder, attributes: Attributes, operands: list[Operand]) -> 
     x = operands[0]
     if attributes.text("dtype", "") == "float32":
         return builder.dense(x)
-    # Compute now: convolution kernels read no float16.
+    # Computed now: a kernel that converts as it loads does not round.
     return builder.value(builder.pointwise(x.shape, "round_half", builder.chain(x)))
 
 

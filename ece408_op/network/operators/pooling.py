@@ -39,8 +39,7 @@ def _pooling(builder: Builder, attributes: Attributes, operands: list[Operand]) 
         axes = tuple(range(2, len(shape)))
         return reduced(builder, operands[0], axes, _REDUCED[kind], True)
     x = builder.value(operands[0])
-    if x.dtype != "float32":
-        x = builder.dense(x)
+    x = builder.dense(x, apart=True)
     windows, outs = windows_of(builder.node, attributes, shape)
     y = builder.empty((*shape[:2], *outs), x.constant)
     plan = builder.lowering.pool(as_planes(x), as_planes(y), windows)
@@ -119,9 +118,9 @@ def _reduced(
     kept = [1] * len(axes) if keepdims else []
     shape = [*x.shape[:first], *kept, *x.shape[last + 1 :]] or [1]
     length = math.prod(x.shape[first : last + 1])
-    y = builder.empty(shape, x.constant)
+    y = builder.empty(shape, x.constant, "float32")
     sizes = (y.elements, length, math.prod(x.shape[last + 1 :]))
-    return builder.emit(builder.lowering.reduce(kind, *sizes, factor), y, {"x": x})
+    return builder.emit(builder.lowering.reduce(kind, x, *sizes, factor), y, {"x": x})
 
 
 def axes_of(attributes: Attributes, count: int) -> tuple[int, ...]:

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from ...errors import UnsupportedProblem
 from ..builder import Builder, Operand, Room
 from ..graph import Node
+from ..host_arrays import ITEM_BYTES
 from ..node_attributes import Attributes
 from ..values import Value
 from .operator import Operator, axis_of, check_planes
@@ -250,7 +251,7 @@ def _concat(builder: Builder, attributes: Attributes, operands: list[Operand]) -
     for k, each in enumerate(operands[first:], first):
         part = each.shape[axis] * after
         seen = each if axis == 1 else builder.view(builder.dense(each), (rows, part))
-        offset = 4 * sum(sizes[:k]) * after
+        offset = ITEM_BYTES[whole.dtype] * sum(sizes[:k]) * after
         builder.into(seen, whole.seen(seen.shape, image, offset))
     return builder.claimed(whole)
 

@@ -23,10 +23,11 @@ def _softmax(part: _Part, logarithm: bool = False) -> Operator:
         if first == 0:
             builder.mixes_images()
         temperature = attributes.number("temperature", 1.0)
-        y = x if builder.is_free(x) else builder.empty(x.shape, x.constant)
+        in_place = x.dtype == "float32" and builder.is_free(x)
+        y = x if in_place else builder.empty(x.shape, x.constant, "float32")
         length, inner = math.prod(x.shape[first:end]), math.prod(x.shape[end:])
         sizes = (x.elements // length, length, inner)
-        plan = builder.lowering.softmax(*sizes, logarithm, 1 / temperature)
+        plan = builder.lowering.softmax(x, *sizes, logarithm, 1 / temperature)
         return builder.emit(plan, y, {"x": x})
 
     return Operator(lower, without("use_length"))
@@ -57,7 +58,7 @@ def _lrn(builder: Builder, attributes: Attributes, operands: list[Operand]) -> O
     defaults = (("alpha", 1e-4), ("beta", 0.75), ("knorm", 2.0))
     constants = (attributes.number(*each) for each in defaults)
     y = builder.empty(x.shape, x.constant)
-    plan = builder.lowering.lrn(x, attributes.integer("nsize"), *constants)
+    plan = builder.lowering.lrn(x, y, attributes.integer("nsize"), *constants)
     return builder.emit(plan, y, {"x": x})
 
 

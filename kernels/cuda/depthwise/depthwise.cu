@@ -8,7 +8,7 @@
 #include "depthwise_fwd.cuh"
 
 extern "C" __global__ void __launch_bounds__(THREADS)
-    convolve(float *__restrict__ y, const float *__restrict__ x, const float *__restrict__ w,
+    convolve(Y_TYPE *__restrict__ y, const X_TYPE *__restrict__ x, const float *__restrict__ w,
              const float *__restrict__ bias, int batch) {
     GATHER(y, x, w, bias, unsigned(batch) * GROUPS);
 }

@@ -126,13 +126,31 @@ static_assert(!BACKWARD || ROWS % STRIDE_H == 0, "a thread begins at a multiple 
 // The vectors that hold `floats` floats at any misalignment.
 __host__ __device__ constexpr int vectors_for(int floats) { return divide_up(floats + 3, 4); }
 
-// The distance in floats of an address from a multiple of 16 bytes.
-__device__ __forceinline__ int misalignment(const float *at) {
-    return int(reinterpret_cast<size_t>(at) / 4 % 4);
+// The distance in elements of an address from that of a vector of four.
+template <class T>
+__device__ __forceinline__ int misalignment(const T *at) {
+    return int(reinterpret_cast<size_t>(at) / sizeof(T) % 4);
 }
 
-// The address in shared memory of a run's first float.
-__device__ __forceinline__ float *placed(float4 *space, const float *run) {
+// Four elements of a vector.
+__device__ __forceinline__ float4 four(const float *at) {
+    return __ldg(reinterpret_cast<const float4 *>(at));
+}
+
+#ifdef HALF
+__device__ __forceinline__ float4 four(const __half *at) {
+    struct alignas(8) {
+        __half2 low, high;
+    } found;
+    *reinterpret_cast<uint2 *>(&found) = __ldg(reinterpret_cast<const uint2 *>(at));
+    const float2 low = __half22float2(found.low), high = __half22float2(found.high);
+    return make_float4(low.x, low.y, high.x, high.y);
+}
+#endif
+
+// The address in shared memory of a run's first element.
+template <class T>
+__device__ __forceinline__ float *placed(float4 *space, const T *run) {
     return reinterpret_cast<float *>(space) + misalignment(run);
 }
 
@@ -142,7 +160,8 @@ struct Run {
 
     __device__ Run() {}
 
-    __device__ Run(const float *at, int floats) {
+    template <class T>
+    __device__ Run(const T *at, int floats) {
         count = max(floats, 0);
         head = min((4 - misalignment(at)) & 3, count);
         body = (count - head) / 4;
@@ -185,15 +204,17 @@ struct Copy {
     float end;
     int shift;
 
-    __device__ __forceinline__ void load(const float *from, int floats) {
+    template <class T>
+    __device__ __forceinline__ void load(const T *from, int floats) {
         run = Run(from, floats);
         shift = misalignment(from);
-        const float4 *whole = reinterpret_cast<const float4 *>(from + run.head);
 #pragma unroll
         for (int i = 0; i < kEach; i++) {
-            if (run.has_vector(i)) vectors[i] = __ldg(whole + threadIdx.x + i * THREADS);
+            if (run.has_vector(i)) {
+                vectors[i] = four(from + run.head + 4 * (threadIdx.x + i * THREADS));
+            }
         }
-        if (run.end() < run.count) end = __ldg(from + run.end());
+        if (run.end() < run.count) end = float(__ldg(from + run.end()));
     }
 
     __device__ __forceinline__ void store(float4 *space) const {

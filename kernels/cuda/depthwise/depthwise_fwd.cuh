@@ -13,31 +13,46 @@
 
 constexpr bool kCollected = kColumns > 1 || kOutW < 32;
 
-__device__ __forceinline__ void put(float *to, float sum) {
-    if (ACCUMULATE) sum += *to;
+template <class T>
+__device__ __forceinline__ void put(T *to, float sum) {
+    if (ACCUMULATE) sum += float(*to);
     ACTIVATE(sum);
-    __stcs(to, sum);
+    __stcs(to, T(sum));
 }
 
-__device__ __forceinline__ void put(float4 *to, float4 sums) {
+__device__ __forceinline__ void put_four(float *to, float4 sums) {
+    __stcs(reinterpret_cast<float4 *>(to), sums);
+}
+
+#ifdef HALF
+__device__ __forceinline__ void put_four(__half *to, float4 sums) {
+    struct alignas(8) {
+        __half2 low, high;
+    } rounded = {__floats2half2_rn(sums.x, sums.y), __floats2half2_rn(sums.z, sums.w)};
+    __stcs(reinterpret_cast<uint2 *>(to), *reinterpret_cast<uint2 *>(&rounded));
+}
+#endif
+
+template <class T>
+__device__ __forceinline__ void put(T *to, float4 sums) {
     if (ACCUMULATE) {
-        const float4 old = *to;
-        sums.x += old.x, sums.y += old.y, sums.z += old.z, sums.w += old.w;
+        sums.x += float(to[0]), sums.y += float(to[1]);
+        sums.z += float(to[2]), sums.w += float(to[3]);
     }
     ACTIVATE(sums.x);
     ACTIVATE(sums.y);
     ACTIVATE(sums.z);
     ACTIVATE(sums.w);
-    __stcs(to, sums);
+    put_four(to, sums);
 }
 
 // Writes a run that is in shared memory at the address of `placed`.
-__device__ __forceinline__ void write_out(float *to, const float *from, int floats) {
+template <class T>
+__device__ __forceinline__ void write_out(T *to, const float *from, int floats) {
     const Run run(to, floats);
-    float4 *whole = reinterpret_cast<float4 *>(to + run.head);
     const float4 *sums = reinterpret_cast<const float4 *>(from + run.head);
 #pragma unroll 4
-    for (int i = threadIdx.x; i < run.body; i += THREADS) put(whole + i, sums[i]);
+    for (int i = threadIdx.x; i < run.body; i += THREADS) put(to + run.head + 4 * i, sums[i]);
     if (run.end() < run.count) put(to + run.end(), from[run.end()]);
 }
 
@@ -111,13 +126,13 @@ __device__ __forceinline__ void clear(Sums &sums) {
 using Collected = float4[kCollected ? kOutRuns : 1][kCollected ? vectors_for(kOutFloats) : 1];
 
 // Writes a thread's outputs, or collects them.
-__device__ __forceinline__ void epilogue(float *out, Collected &collected, const Sums &sums,
+__device__ __forceinline__ void epilogue(Y_TYPE *out, Collected &collected, const Sums &sums,
                                        const float (&start)[GROUP_OUT], const Band &band,
                                        const Item &item) {
 #pragma unroll
     for (int o = 0; o < GROUP_OUT; o++) {
-        float *to = out + o / kOutOfRun * kOutPlane;
-        if (kCollected) to = placed(collected[o / kOutOfRun], to);
+        Y_TYPE *to = out + o / kOutOfRun * kOutPlane;
+        float *kept = placed(collected[kCollected ? o / kOutOfRun : 0], to);
 #pragma unroll
         for (int r = 0; r < ROWS; r++) {
 #pragma unroll
@@ -126,7 +141,7 @@ __device__ __forceinline__ void epilogue(float *out, Collected &collected, const
                 const int plane = item.group * kOutOfRun + o % kOutOfRun;
                 const int at = (plane * kOutH + item.row - band.row + r) * kOutW + item.column + c;
                 if (kCollected) {
-                    to[at] = sums[o][r][c] + start[o];
+                    kept[at] = sums[o][r][c] + start[o];
                 } else {
                     put(to + at, sums[o][r][c] + start[o]);
                 }
@@ -136,7 +151,7 @@ __device__ __forceinline__ void epilogue(float *out, Collected &collected, const
 }
 
 // Computes a block's outputs; `groups` counts the groups of all images.
-__device__ __forceinline__ void gather(float *out, const float *in, const float *w,
+__device__ __forceinline__ void gather(Y_TYPE *out, const X_TYPE *in, const float *w,
                                        const float *bias, unsigned groups) {
     __shared__ Tile tiles[kInRuns];
     __shared__ Collected out_space;
@@ -172,7 +187,7 @@ __device__ __forceinline__ void gather(float *out, const float *in, const float 
 #pragma unroll
         for (int i = 0; i < kInRuns; i++) tiles[i].store(copies[i]);
         __syncthreads();
-        const float *now = in;
+        const X_TYPE *now = in;
         in += HELD * kInPlane;
         if (step + 1 < kSteps) load();
         for (int number = threadIdx.x; number < held * kPlaneItems; number += THREADS) {
@@ -198,7 +213,7 @@ __device__ __forceinline__ void gather(float *out, const float *in, const float 
         __syncthreads();
 #pragma unroll
         for (int i = 0; i < kOutRuns; i++) {
-            float *to = out + i * kOutPlane;
+            Y_TYPE *to = out + i * kOutPlane;
             write_out(to, placed(out_space[i], to), band.out_floats(held));
         }
     }
@@ -206,10 +221,10 @@ __device__ __forceinline__ void gather(float *out, const float *in, const float 
 
 // A thread's window of a plane in global memory.
 struct PlaneWindow {
-    const float *pixels;
+    const X_TYPE *pixels;
     int row, column;
 
-    __device__ PlaneWindow(const float *plane, int out_row, int out_column)
+    __device__ PlaneWindow(const X_TYPE *plane, int out_row, int out_column)
         : row(Down::begin(out_row)), column(Across::begin(out_column)) {
         pixels = plane + row * kInW + column;
     }
@@ -225,7 +240,7 @@ struct PlaneWindow {
                 const int offset = Across::offset(c, q);
                 const bool always = offset >= 0 && kLastUnit + offset < kInW;
                 const bool there = inside && (always || unsigned(column + offset) < kInW);
-                found[c][q] = there ? __ldg(pixels + h * kInW + offset) : 0;
+                found[c][q] = there ? float(__ldg(pixels + h * kInW + offset)) : 0;
             }
         }
     }
@@ -233,7 +248,7 @@ struct PlaneWindow {
 
 // Computes outputs without shared memory: pixels that several threads read are in the L1 cache for
 // all but the first one. A block's threads may have outputs of different groups.
-__device__ __forceinline__ void gather_directly(float *out, const float *in, const float *w,
+__device__ __forceinline__ void gather_directly(Y_TYPE *out, const X_TYPE *in, const float *w,
                                                 const float *bias, unsigned groups) {
     const unsigned number = blockIdx.x * THREADS + threadIdx.x, plane = number / kPlaneItems;
     if (plane >= groups) return;

@@ -14,7 +14,7 @@
 #define PARTS 2  // fp16 parts of a number: 2, or 1 where 11 bits suffice
 #endif
 #ifndef ELEMENT
-#define ELEMENT float  // of the arrays: float or __half
+#define ELEMENT float  // of weights and gradients: float or __half
 #endif
 
 // The layer. Default: 64 filters of 3x3, padding 1, on 64 channels of 56x56 pixels.
@@ -178,20 +178,3 @@ __constant__ Tables tables = Tables();
 
 __device__ __forceinline__ float load(const float *from) { return __ldg(from); }
 __device__ __forceinline__ float load(const __half *from) { return __half2float(__ldg(from)); }
-
-// Overloads of output.cuh's functions for fp16.
-__device__ __forceinline__ float held(const __half *y) {
-    return ACCUMULATE ? __half2float(*y) : 0;
-}
-
-__device__ __forceinline__ void store(__half *y, float sum, const __half *bias, int filter,
-                                      float before) {
-    if (BIAS) sum += __half2float(bias[filter]);
-    if (ACCUMULATE) sum += before;
-    ACTIVATE(sum);
-    __stcs(y, __float2half_rn(sum));
-}
-
-__device__ __forceinline__ void store(__half *y, float sum, const __half *bias, int filter) {
-    store(y, sum, bias, filter, held(y));
-}

@@ -83,15 +83,15 @@ struct Workspace {
 
 // The operand that is multiplied by weights.
 struct Input {
-    const ELEMENT *x;
+    const X_TYPE *x;
     const float *factors, *addends;
 
-    __device__ __forceinline__ Input(const ELEMENT *x, const float *factors = nullptr,
+    __device__ __forceinline__ Input(const X_TYPE *x, const float *factors = nullptr,
                                      const float *addends = nullptr)
         : x(x), factors(factors), addends(addends) {}
 
     // An element of channel c of x.
-    __device__ __forceinline__ float at(const ELEMENT *element, int c) const {
+    __device__ __forceinline__ float at(const X_TYPE *element, int c) const {
         float v = load(element);
         CONVERT(v, c);
         return v;
@@ -106,7 +106,7 @@ __device__ __forceinline__ void lay_out_pixel(const Workspace &work, const Input
     const unsigned image = position / kPositions, inside = position % kPositions;
     const int row0 = int(inside / GRID_W) * IN_STEP_H + IN_FIRST_H;
     const int column0 = int(inside % GRID_W) * IN_STEP_W + IN_FIRST_W;
-    const ELEMENT *from = input.x + size_t(image) * IN_IMAGE + set * kSetIn * kInPlane;
+    const X_TYPE *from = input.x + size_t(image) * IN_IMAGE + set * kSetIn * kInPlane;
     float values[DEPTH];
     unsigned most = 0;
 #pragma unroll
@@ -119,7 +119,7 @@ __device__ __forceinline__ void lay_out_pixel(const Workspace &work, const Input
             column0 + (BACKWARD ? 0 : tables.remainders_w[phase] + folded_across(remainder));
         const bool there = image < batch && first + k < kDepth && unsigned(row) < IN_H &&
                            unsigned(column) < IN_W;
-        const ELEMENT *element = from + channel * kInPlane + row * IN_W + column;
+        const X_TYPE *element = from + channel * kInPlane + row * IN_W + column;
         values[k] = there ? input.at(element, set * kSetIn + channel) : 0;
         most = max(most, magnitude(values[k]));
     }
@@ -214,7 +214,7 @@ __device__ __forceinline__ void lay_out_row(const Workspace &work, const ELEMENT
 // Blocks below `rows` (all rows of weights, or 0) pack a row each; the others pack 256 positions of
 // a plane each.
 extern "C" __global__ void __launch_bounds__(256)
-    lay_out(void *__restrict__ prepared, void *__restrict__ memory, const ELEMENT *__restrict__ x,
+    lay_out(void *__restrict__ prepared, void *__restrict__ memory, const X_TYPE *__restrict__ x,
             const ELEMENT *__restrict__ w, int batch, int rows CONVERT_PARAMETERS) {
     const Workspace work(prepared, memory, batch);
     if (blockIdx.x < rows) {
@@ -250,7 +250,7 @@ struct Element {
         double sum = 0;
         for (int c = 0; c < kGroupIn; c++) {
             const int in = out / kGroupOut * kGroupIn + c;
-            const ELEMENT *plane = input.x + size_t(image) * IN_IMAGE + in * kInPlane;
+            const X_TYPE *plane = input.x + size_t(image) * IN_IMAGE + in * kInPlane;
             const ELEMENT *taps = w + kTaps * (BACKWARD ? size_t(in) * kGroupOut + out % kGroupOut
                                                         : size_t(out) * kGroupIn + c);
             for (int tap = 0; tap < kTaps; tap++) {
@@ -268,7 +268,7 @@ struct Element {
         return float(sum);
     }
 
-    __device__ __forceinline__ ELEMENT *place(ELEMENT *y) const {
+    __device__ __forceinline__ Y_TYPE *place(Y_TYPE *y) const {
         return y + size_t(image) * OUT_IMAGE + out * kOutPlane + h * OUT_W + s;
     }
 };
@@ -512,7 +512,7 @@ struct Worker {
         });
     }
 
-    __device__ __forceinline__ void write(float (&total)[kSums], const Item &item, ELEMENT *y,
+    __device__ __forceinline__ void write(float (&total)[kSums], const Item &item, Y_TYPE *y,
                                           const Input &input, const ELEMENT *w,
                                           const ELEMENT *bias, int batch) {
         const float *factors = work.row_factors + item.set * kRowTiles * kRows +
@@ -552,7 +552,7 @@ struct Worker {
 // Persistent blocks: each takes every gridDim.x-th item. The first four warps release their
 // registers.
 extern "C" __global__ void __launch_bounds__(384, 1)
-    multiply_tiles(ELEMENT *__restrict__ y, const ELEMENT *__restrict__ x,
+    multiply_tiles(Y_TYPE *__restrict__ y, const X_TYPE *__restrict__ x,
                    const ELEMENT *__restrict__ w, const ELEMENT *__restrict__ bias,
                    void *__restrict__ prepared, void *__restrict__ memory, int batch,
                    int splits CONVERT_PARAMETERS) {
@@ -595,7 +595,7 @@ extern "C" __global__ void __launch_bounds__(384, 1)
 
 // Sums of all parts of the channels, one thread for each position of a row.
 extern "C" __global__ void __launch_bounds__(256)
-    add_up(ELEMENT *__restrict__ y, const ELEMENT *__restrict__ x, const ELEMENT *__restrict__ w,
+    add_up(Y_TYPE *__restrict__ y, const X_TYPE *__restrict__ x, const ELEMENT *__restrict__ w,
            const ELEMENT *__restrict__ bias, void *__restrict__ prepared, void *__restrict__ memory,
            int batch, int splits CONVERT_PARAMETERS) {
     const Workspace work(prepared, memory, batch);

@@ -656,6 +656,6 @@ extern "C" __global__ void __launch_bounds__(256)
             sum = textbook(x, dy, batch, filter, channel, i % kTaps / KERNEL_W,
                            i % kTaps % KERNEL_W);
         }
-        store(to + i, sum, nullptr, 0);
+        store(to + i, sum, (const float *)nullptr, 0);
     }
 }

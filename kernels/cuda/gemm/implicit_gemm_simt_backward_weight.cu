@@ -181,7 +181,8 @@ struct Tile {
     }
 
     __device__ __forceinline__ void write(int down, int across, float sum) const {
-        store(dw + size_t(filter + down) * kColumns + column + across, sum, nullptr, 0);
+        store(dw + size_t(filter + down) * kColumns + column + across, sum,
+              (const float *)nullptr, 0);
     }
 
     __device__ __forceinline__ void write_textbook(int down, int across) const {

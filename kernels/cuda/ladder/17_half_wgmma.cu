@@ -14,7 +14,7 @@
 #include "half_strips.cuh"
 
 extern "C" __global__ void __launch_bounds__(kThreads, BLOCKS)
-    convolve(float *__restrict__ y, const float *__restrict__ x, const float *__restrict__ w,
+    convolve(Y_TYPE *__restrict__ y, const X_TYPE *__restrict__ x, const float *__restrict__ w,
              const float *__restrict__ bias, int batch) {
     convolve_strips(y, x, w, bias, batch, [](auto &sum, auto strip, auto weights) {
         hold(sum);

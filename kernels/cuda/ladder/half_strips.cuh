@@ -167,10 +167,10 @@ __device__ __forceinline__ float unscaled(float sum, float2 factors) {
 
 // A thread's part of a strip: one pixel in each turn, with all its channels.
 struct Pixels {
-    const float *from;  // the image; the strip starts at
+    const X_TYPE *from;  // the image; the strip starts at
     int row0;
 
-    __device__ Pixels(const float *x, unsigned unit)
+    __device__ Pixels(const X_TYPE *x, unsigned unit)
         : from(x + unit / kStrips * kImage), row0(unit % kStrips * STRIP_ROWS * STRIDE_H - PAD_H) {}
 
     __device__ __forceinline__ float read(int turn, int c) const {
@@ -178,7 +178,7 @@ struct Pixels {
         const int row = row0 + i / kPaddedW, column = i % kPaddedW - PAD_W;
         const bool inside = i < kStripPixels && c < CHANNELS && (unsigned)row < HEIGHT &&
                             (unsigned)column < WIDTH;
-        return inside ? __ldg(from + c * kPlane + row * WIDTH + column) : 0;
+        return inside ? float(__ldg(from + c * kPlane + row * WIDTH + column)) : 0;
     }
 };
 
@@ -291,7 +291,7 @@ __device__ __forceinline__ void wait_for_group(int group) {
 
 // Writes a tile's sums through shared memory, a warp 32 pixels of a filter at once. `out` is the
 // strip's first row in filter `m0` of the block.
-__device__ __forceinline__ void store_tile(float *out, const float (&sum)[kSums], int tile, int m0,
+__device__ __forceinline__ void store_tile(Y_TYPE *out, const float (&sum)[kSums], int tile, int m0,
                                            int filter0, int rows, int group, Shared &shared,
                                            const float *bias) {
     wait_for_group(group);
@@ -316,7 +316,7 @@ __device__ __forceinline__ void store_tile(float *out, const float (&sum)[kSums]
 
 #else
 // Writes a tile's sums from registers, a warp 8 pixels of 4 filters at once.
-__device__ __forceinline__ void store_tile(float *out, const float (&sum)[kSums], int tile, int m0,
+__device__ __forceinline__ void store_tile(Y_TYPE *out, const float (&sum)[kSums], int tile, int m0,
                                            int filter0, int rows, int, Shared &shared,
                                            const float *bias) {
     const int lane = threadIdx.x % 32, first = lane % 4 * 2;
@@ -328,7 +328,7 @@ __device__ __forceinline__ void store_tile(float *out, const float (&sum)[kSums]
         const int pixel = tile * 64 + threadIdx.x / 32 % 4 * 16 + half * 8 + lane / 4;
         const int row = pixel / kLaidW, column = pixel % kLaidW;
         if (row >= rows || column >= kOutW) continue;
-        float *to = out + (first * int(kOutPlane) + row * kOutW + column);
+        Y_TYPE *to = out + (first * int(kOutPlane) + row * kOutW + column);
 #pragma unroll
         for (int i = 0; i < kSums / 2; i++) {
             const int m = i / 2 * 8 + i % 2, filter = filter0 + m0 + first + m;
@@ -343,7 +343,7 @@ __device__ __forceinline__ void store_tile(float *out, const float (&sum)[kSums]
 // Loops over every gridDim.x-th strip of the batch. `multiply_tile` gets the sums, the descriptor
 // of a tile's first record, and that of the weights of FILTER_TILES tiles of filters.
 template <class MultiplyTile>
-__device__ __forceinline__ void convolve_strips(float *y, const float *x, const float *w,
+__device__ __forceinline__ void convolve_strips(Y_TYPE *y, const X_TYPE *x, const float *w,
                                                 const float *bias, int batch,
                                                 MultiplyTile multiply_tile) {
     extern __shared__ __align__(128) char memory[];
@@ -362,7 +362,7 @@ __device__ __forceinline__ void convolve_strips(float *y, const float *x, const 
         if (kAhead && unit + gridDim.x < units) fetch(held, Pixels(x, unit + gridDim.x));
         const int row0 = unit % kStrips * STRIP_ROWS, rows = min(STRIP_ROWS, kOutH - row0);
         const int tiles = divide_up((rows - 1) * kLaidW + kOutW, 64);
-        float *out = y + unit / kStrips * kOutImage + filter0 * kOutPlane + row0 * kOutW;
+        Y_TYPE *out = y + unit / kStrips * kOutImage + filter0 * kOutPlane + row0 * kOutW;
         for (int i = group; i < tiles * FILTER_TURNS; i += GROUPS) {
             const int tile = i / FILTER_TURNS, turn = i % FILTER_TURNS;
             const int m0 = turn * FILTER_TILES * 8;

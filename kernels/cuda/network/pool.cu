@@ -9,23 +9,25 @@ constexpr unsigned kOut = OUT_H * OUT_W;
 // Planes of an image's `channels` are contiguous; images start `in_image` and `out_image` elements
 // apart.
 extern "C" __global__ void __launch_bounds__(256)
-    pool(float *__restrict__ y, const float *__restrict__ x, int outputs, int channels,
+    pool(Y_TYPE *__restrict__ y, const X_TYPE *__restrict__ x, int outputs, int channels,
          int in_image, int out_image) {
     const unsigned index = blockIdx.x * 256 + threadIdx.x;
     if (index >= outputs) return;
     const unsigned plane = index / kOut, inside = index % kOut;
     const unsigned image = plane / channels, channel = plane % channels;
-    const float *from = x + size_t(image) * in_image + channel * kPlane;
+    const X_TYPE *from = x + size_t(image) * in_image + channel * kPlane;
     const int row0 = int(inside / OUT_W) * STRIDE_H - PAD_H;
     const int column0 = int(inside % OUT_W) * STRIDE_W - PAD_W;
-    float found = KIND == LARGEST ? -3.402823466e+38f : 0.f;
+    // A window of padding alone has the least finite number.
+    const float least = sizeof(Y_TYPE) == 2 ? -65504.f : -3.402823466e+38f;
+    float found = KIND == LARGEST ? least : 0.f;
 #pragma unroll
     for (int p = 0; p < KERNEL_H; p++) {
 #pragma unroll
         for (int q = 0; q < KERNEL_W; q++) {
             const int row = row0 + p, column = column0 + q;
             if (unsigned(row) >= HEIGHT || unsigned(column) >= WIDTH) continue;
-            const float value = __ldg(from + row * WIDTH + column);
+            const float value = float(__ldg(from + row * WIDTH + column));
             if (KIND == LARGEST) {
                 found = value > found ? value : found;
             } else {
@@ -42,5 +44,5 @@ extern "C" __global__ void __launch_bounds__(256)
         const int size = max(end_h - begin_h, 0) * max(end_w - begin_w, 0);
         found = size > 0 ? found / size : 0;
     }
-    y[size_t(image) * out_image + channel * kOut + inside] = found;
+    y[size_t(image) * out_image + channel * kOut + inside] = Y_TYPE(found);
 }

@@ -1,4 +1,6 @@
 // Images of another size, by bilinear interpolation: MXNet's contrib.BilinearResize2D.
+#include "stored.cuh"
+
 #ifndef ALIGNED
 #define ALIGNED 1
 #endif
@@ -12,7 +14,7 @@ __device__ float source(int i, int in, int out) {
 }
 
 extern "C" __global__ void __launch_bounds__(256)
-    resize(float *__restrict__ y, const float *__restrict__ x, int elements, int height, int width,
+    resize(Y_TYPE *__restrict__ y, const X_TYPE *__restrict__ x, int elements, int height, int width,
            int out_height, int out_width) {
     const unsigned i = blockIdx.x * 256 + threadIdx.x;
     if (i >= elements) return;
@@ -22,7 +24,9 @@ extern "C" __global__ void __launch_bounds__(256)
     const float down = row - top, right = column - left;
     const int below = top < height - 1 ? width : 0, beside = left < width - 1;
     const long long plane = i / out_width / out_height;
-    const float *at = x + (plane * height + top) * width + left;
-    y[i] = (1.f - down) * ((1.f - right) * at[0] + right * at[beside]) +
-           down * ((1.f - right) * at[below] + right * at[below + beside]);
+    const X_TYPE *at = x + (plane * height + top) * width + left;
+    const auto between = [&](int first) {
+        return (1.f - right) * float(at[first]) + right * float(at[first + beside]);
+    };
+    y[i] = Y_TYPE((1.f - down) * between(0) + down * between(below));
 }

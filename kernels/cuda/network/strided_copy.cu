@@ -1,5 +1,7 @@
 // Copies arrays of up to six axes, with strides of x for each axis of y: it transposes, repeats,
 // slices and pads.
+#include "stored.cuh"
+
 #ifndef BORDER
 #define BORDER ZERO  // elements beyond x: FILL, its NEAREST element, or MIRRORED ones
 #define FILL 0.f
@@ -26,12 +28,12 @@
 #define AXES(X) X(0) X(1) X(2) X(3) X(4) X(5)  // the last axis is axis 0
 
 extern "C" __global__ void __launch_bounds__(256)
-    strided_copy(float *__restrict__ y, const float *__restrict__ x, int elements AXES(AXIS)) {
+    strided_copy(X_TYPE *__restrict__ y, const X_TYPE *__restrict__ x, int elements AXES(AXIS)) {
     const unsigned i = blockIdx.x * 256 + threadIdx.x;
     if (i >= elements) return;
     unsigned rest = i;
     long long at = 0;
     bool inside = true;
     AXES(PLACE)
-    y[i] = inside ? x[at] : FILL;
+    y[i] = inside ? x[at] : X_TYPE(FILL);
 }

@@ -1,6 +1,8 @@
 // Epilogue of a kernel: bias, accumulation and activation, selected by macros.
 #pragma once
 
+#include "stored.cuh"
+
 #ifndef BIAS
 #define BIAS 0  // 1: bias[filter] is added
 #endif
@@ -13,18 +15,22 @@
 
 // The old value of y, if the result is added to it. Read several elements before the first write: a
 // read after a write waits for it.
-__device__ __forceinline__ float held(const float *y) { return ACCUMULATE ? *y : 0; }
+template <class T>
+__device__ __forceinline__ float held(const T *y) {
+    return ACCUMULATE ? float(*y) : 0;
+}
 
 // Writes one element of the output, whose old value is `before`. A streaming store: the kernel does
 // not read it again.
-__device__ __forceinline__ void store(float *y, float sum, const float *bias, int filter,
-                                      float before) {
-    if (BIAS) sum += bias[filter];
+template <class T, class B>
+__device__ __forceinline__ void store(T *y, float sum, const B *bias, int filter, float before) {
+    if (BIAS) sum += float(bias[filter]);
     if (ACCUMULATE) sum += before;
     ACTIVATE(sum);
-    __stcs(y, sum);
+    __stcs(y, T(sum));
 }
 
-__device__ __forceinline__ void store(float *y, float sum, const float *bias, int filter) {
+template <class T, class B>
+__device__ __forceinline__ void store(T *y, float sum, const B *bias, int filter) {
     store(y, sum, bias, filter, held(y));
 }

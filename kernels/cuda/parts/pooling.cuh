@@ -2,6 +2,7 @@
 #pragma once
 
 #include "shape.cuh"
+#include "stored.cuh"
 
 #define LARGEST 0
 #define AVERAGE 1

@@ -295,6 +295,7 @@ class _Gather(_Planes):
 class Forward(_Gather):
     """Kernels for y, from x."""
 
+    stores = True
     _few_of = "filters"
 
     def _shape(self, problem: ConvProblem) -> _Shape:
@@ -357,6 +358,7 @@ class BackwardWeight(Forward):
     """Kernels for dw, from windows of x and dy; the images are split into slices whose sums are
     then added up."""
 
+    stores = False
     _few_of = "channels and filters"
     _in_steps = False
     _direct = False

@@ -43,6 +43,7 @@ _FEW_CHANNELS = 8
 # truncate, may sum only SHORT_STEP terms at a time. Found by simulation and measurement with terms
 # of very different magnitudes.
 _FEW_TERMS, _SHORT_TERMS, SHORT_STEP = 96, 200, 32
+_HALF = (("PARTS", 1), *((name, "__half") for name in ("ELEMENT", "X_TYPE", "Y_TYPE")))
 
 
 @dataclass(frozen=True)
@@ -292,6 +293,6 @@ def defines(problem: ConvProblem, made: Product, accumulate: bool, bias: bool) -
         *(*layer, *layer_macros.window(problem), ("GROUPS", problem.groups), *grid),
         *(("SETS", made.sets), ("FOLD", int(made.folded))),
         ("FOLD_TAPS", int(made.folded_taps)),
-        *((("ELEMENT", "__half"), ("PARTS", 1)) if problem.dtype == "float16" else ()),
+        *(_HALF if problem.dtype == "float16" else ()),
         *layer_macros.output(bias, accumulate),
     )

@@ -56,6 +56,7 @@ class HalfStrips(Family):
 
     parts: int
     spaced = True
+    stores = True
 
     def why_not(self, problem: ConvProblem) -> str | None:
         if problem.groups != 1:

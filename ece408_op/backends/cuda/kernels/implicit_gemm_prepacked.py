@@ -75,6 +75,7 @@ class Gemm(Family):
     parts: int = 2
     spaced = True
     prelude = True
+    stores = True
 
     def why_not(self, problem: ConvProblem) -> str | None:
         refused = gemm_grid.refused(problem, self.parts)
