@@ -13,9 +13,9 @@ from ..terms import leaf, substituted
 from ..values import Value
 from .cuda_terms import statements
 
-# The kernel for halves in memory, from this number of channels of a group: the network's images,
+# The kernels for halves in memory, from this number of channels of a group: the network's images,
 # which are float32, have fewer.
-_STORES, _LEAST_CHANNELS = "implicit_gemm_prepacked_half", 8
+_IN_HALVES, _LEAST_CHANNELS = ("pointwise_half", "implicit_gemm_prepacked_half"), 8
 
 
 def convolve(
@@ -84,15 +84,24 @@ def _plan(
         batch = max(1, batch * builder.chosen_for // max(1, builder.steps.images))
     like = replace(problem, batch=batch)
     found = chosen(target, precision, problem, like, "forward", accumulate)
-    kernel = catalog.find(_STORES)
-    if builder.storage == "float32" or kernel is None or found[0].name == _STORES:
+    if builder.storage == "float32" or problem.channels // problem.groups < _LEAST_CHANNELS:
         return found
-    few = problem.channels // problem.groups < _LEAST_CHANNELS
-    if few or kernel.why_not(problem, target.capability) is not None:
+    pointwise, prepacked = map(catalog.get, _IN_HALVES)
+    if _computes(pointwise, problem, target):
+        kernel = pointwise
+    elif found[0].family.stores and found[0].source != prepacked.source:
         return found
-    if found[0].family.stores and found[0].source != kernel.source:
+    else:
+        # Halves need no second part.
+        kernel = prepacked
+    if found[0].name == kernel.name or kernel.why_not(problem, target.capability):
         return found
     return kernel, kernel.plan(problem, target.capability, accumulate)
+
+
+def _computes(kernel: Kernel, problem: ConvProblem, target: Target) -> bool:
+    refused = kernel.why_not(problem, target.capability) is not None
+    return not refused and kernel.family.pays(problem, target.capability)
 
 
 def chosen(

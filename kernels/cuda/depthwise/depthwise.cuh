@@ -132,22 +132,6 @@ __device__ __forceinline__ int misalignment(const T *at) {
     return int(reinterpret_cast<size_t>(at) / sizeof(T) % 4);
 }
 
-// Four elements of a vector.
-__device__ __forceinline__ float4 four(const float *at) {
-    return __ldg(reinterpret_cast<const float4 *>(at));
-}
-
-#ifdef HALF
-__device__ __forceinline__ float4 four(const __half *at) {
-    struct alignas(8) {
-        __half2 low, high;
-    } found;
-    *reinterpret_cast<uint2 *>(&found) = __ldg(reinterpret_cast<const uint2 *>(at));
-    const float2 low = __half22float2(found.low), high = __half22float2(found.high);
-    return make_float4(low.x, low.y, high.x, high.y);
-}
-#endif
-
 // The address in shared memory of a run's first element.
 template <class T>
 __device__ __forceinline__ float *placed(float4 *space, const T *run) {
@@ -211,7 +195,9 @@ struct Copy {
 #pragma unroll
         for (int i = 0; i < kEach; i++) {
             if (run.has_vector(i)) {
-                vectors[i] = four(from + run.head + 4 * (threadIdx.x + i * THREADS));
+                float found[4];
+                read_vector(found, from + run.head + 4 * (threadIdx.x + i * THREADS));
+                vectors[i] = *(float4 *)found;
             }
         }
         if (run.end() < run.count) end = float(__ldg(from + run.end()));

@@ -20,39 +20,25 @@ __device__ __forceinline__ void put(T *to, float sum) {
     __stcs(to, T(sum));
 }
 
-__device__ __forceinline__ void put_four(float *to, float4 sums) {
-    __stcs(reinterpret_cast<float4 *>(to), sums);
-}
-
-#ifdef HALF
-__device__ __forceinline__ void put_four(__half *to, float4 sums) {
-    struct alignas(8) {
-        __half2 low, high;
-    } rounded = {__floats2half2_rn(sums.x, sums.y), __floats2half2_rn(sums.z, sums.w)};
-    __stcs(reinterpret_cast<uint2 *>(to), *reinterpret_cast<uint2 *>(&rounded));
-}
-#endif
-
 template <class T>
-__device__ __forceinline__ void put(T *to, float4 sums) {
-    if (ACCUMULATE) {
-        sums.x += float(to[0]), sums.y += float(to[1]);
-        sums.z += float(to[2]), sums.w += float(to[3]);
+__device__ __forceinline__ void put_four(T *to, const float *from) {
+    float sums[4], before[4];
+    read_vector(sums, from);
+    if (ACCUMULATE) read_vector(before, to);
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+        if (ACCUMULATE) sums[i] += before[i];
+        ACTIVATE(sums[i]);
     }
-    ACTIVATE(sums.x);
-    ACTIVATE(sums.y);
-    ACTIVATE(sums.z);
-    ACTIVATE(sums.w);
-    put_four(to, sums);
+    write_vector(to, sums);
 }
 
 // Writes a run that is in shared memory at the address of `placed`.
 template <class T>
 __device__ __forceinline__ void write_out(T *to, const float *from, int floats) {
     const Run run(to, floats);
-    const float4 *sums = reinterpret_cast<const float4 *>(from + run.head);
 #pragma unroll 4
-    for (int i = threadIdx.x; i < run.body; i += THREADS) put(to + run.head + 4 * i, sums[i]);
+    for (int i = threadIdx.x; i < run.body; i += THREADS) put_four(to + run.head + 4 * i, from + run.head + 4 * i);
     if (run.end() < run.count) put(to + run.end(), from[run.end()]);
 }
 

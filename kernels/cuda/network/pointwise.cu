@@ -3,9 +3,9 @@
 //
 // The expression is a macro: a chain of a network's activations, sums and normalisations reads and
 // writes memory once. A thread has VECTOR neighbouring elements.
-#ifdef HALF
-#include <cuda_fp16.h>  // for types, or for the expression
-#endif
+// HALF is also for the expression.
+#include "stored.cuh"
+
 // The inputs by their numbers: types, float, __half or unsigned char, and addressing.
 #ifndef INPUTS
 #define INPUTS(X) X(0, float, ALIKE)
@@ -28,21 +28,17 @@
 // % count, which may vary within a vector; UNIFORM: it does not.
 enum Kind { ALIKE, IMAGES, SHARED, UNIFORM };
 
-// Neighbouring elements, read or written as one vector.
-template <class T>
-struct alignas(sizeof(T) * VECTOR) Elements {
-    T of[VECTOR];
+struct Elements {
+    float of[VECTOR];
 };
 
 template <Kind kind, class T>
-__device__ __forceinline__ Elements<float> read(const T *from, unsigned i, unsigned outer,
+__device__ __forceinline__ Elements read(const T *from, unsigned i, unsigned outer,
                                                 unsigned count, unsigned inner) {
-    Elements<float> to;
+    Elements to;
     if (kind == ALIKE || kind == IMAGES) {
         const size_t at = kind == ALIKE ? i : i / outer * size_t(inner) + i % outer;
-        const Elements<T> found = *reinterpret_cast<const Elements<T> *>(from + at);
-#pragma unroll
-        for (int k = 0; k < VECTOR; k++) to.of[k] = float(found.of[k]);
+        read_vector(to.of, from + at);
         return to;
     }
 #pragma unroll
@@ -67,15 +63,15 @@ extern "C" __global__ void __launch_bounds__(256)
     const unsigned i = (blockIdx.x * 256 + threadIdx.x) * VECTOR;
     if (i >= elements) return;
     INPUTS(READ)
-    Elements<TYPE_OUT> made;
+    float made[VECTOR];
 #pragma unroll
     for (int k = 0; k < VECTOR; k++) {
         float r;
         INPUTS(ELEMENT)
         COMPUTE;
-        made.of[k] = TYPE_OUT(r);
+        made[k] = r;
     }
     const size_t at =
         KIND_OUT == ALIKE ? i : i / out_outer * size_t(out_inner) + i % out_outer;
-    *reinterpret_cast<Elements<TYPE_OUT> *>(y + at) = made;
+    write_vector(y + at, made);
 }

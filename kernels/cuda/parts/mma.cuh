@@ -24,6 +24,15 @@ __device__ __forceinline__ void load_records(uint32_t (&values)[4], unsigned rec
                  : "memory");
 }
 
+// The same of 16 rows of one k each, from two of 8 columns: the lane gives the address of 8 columns
+// of row lane % 16, and gets two values of k of column lane / 4, for k and then for k + 8, of each.
+__device__ __forceinline__ void load_transposed(uint32_t (&values)[4], const void *of_lane) {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(values[0]), "=r"(values[1]), "=r"(values[2]), "=r"(values[3])
+                 : "r"((unsigned)__cvta_generic_to_shared(of_lane))
+                 : "memory");
+}
+
 // d += a * b: 16 rows x 16 values of k by 8 columns.
 __device__ __forceinline__ void multiply(float *d, const uint32_t (&a)[4], uint32_t b0,
                                          uint32_t b1) {

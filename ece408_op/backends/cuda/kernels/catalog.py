@@ -17,6 +17,7 @@ from . import (
     implicit_gemm_prepacked_backward_weight,
     implicit_gemm_simt_backward_weight,
     one_channel,
+    pointwise_half,
     pointwise_simt,
     register_tiles,
     runtime_shapes,
@@ -26,7 +27,7 @@ from . import (
 _FAMILIES = (
     *(runtime_shapes, register_tiles, tensor_cores, one_channel, copied_images, half_strips),
     *(implicit_gemm_prepacked, implicit_gemm_prepacked_backward_weight, implicit_gemm_fused),
-    *(pointwise_simt, implicit_gemm_simt_backward_weight, depthwise, general),
+    *(pointwise_half, pointwise_simt, implicit_gemm_simt_backward_weight, depthwise, general),
 )
 
 

@@ -1,0 +1,108 @@
+"""1x1 convolutions of halves in NCHW on tensor cores. kernels/cuda/gemm/pointwise_half.cu explains
+the algorithm; this module chooses the tiling."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ....problem import ConvProblem
+from ..kernel_plan import (
+    ARCHITECTURES,
+    Apart,
+    Capability,
+    Code,
+    Family,
+    Launch,
+    Layout,
+    Plan,
+    divide_up,
+    entry,
+)
+from . import layer_macros
+
+_THREADS, _WARPS = 256, 8
+# Typical number of multiprocessors; only the work partition depends on it.
+_PROCESSORS = 132
+
+
+@dataclass(frozen=True)
+class Blocks(Layout):
+    """Tiling: filters and positions of a block, channels per step, steps in shared memory."""
+
+    rows: int
+    columns: int
+    depth: int
+    stages: int
+
+    @property
+    def shared_bytes(self) -> int:
+        """The size of the union Shared, which the source asserts."""
+        stage = self.rows * (self.depth + 8) + self.depth * (self.columns + 8)
+        return max(2 * stage * self.stages, 4 * self.rows * (self.columns + 8))
+
+
+class Pointwise(Family):
+    """The forward pass."""
+
+    spaced = True
+    prelude = True
+    stores = True
+
+    def why_not(self, problem: ConvProblem) -> str | None:
+        if problem.dtype != "float32":
+            return f"it computes float32 only, not {problem.dtype}"
+        if (problem.kernel, problem.pad, problem.groups) != ((1, 1), (0, 0), 1):
+            return "it computes 1x1 kernels of one group without padding only"
+        return None
+
+    def pays(self, problem: ConvProblem, capability: Capability) -> bool:
+        # Single elements are loaded in more time than implicit_gemm_prepacked takes.
+        return problem.stride == (1, 1) and problem.height * problem.width % 4 == 0
+
+    def layouts(self, problem: ConvProblem, capability: Capability) -> list[Blocks]:
+        positions = problem.batch * problem.out_height * problem.out_width
+        blocks = divide_up(problem.filters, 128) * divide_up(positions, 128)
+        few = problem.filters <= 64 or blocks < _PROCESSORS
+        return [Blocks(rows, 128, 32, 4) for rows in ((64, 128) if few else (128, 64))]
+
+    def plan(self, kernel: Code, problem: ConvProblem, layout: Blocks, accumulate: bool) -> Plan:
+        positions = problem.batch * problem.out_height * problem.out_width
+        row_tiles = divide_up(problem.filters, layout.rows)
+        rows = row_tiles * layout.rows
+        nbytes = rows * (2 * divide_up(problem.channels, layout.depth) * layout.depth + 4)
+        shared = layout.shared_bytes
+        macros = (
+            *layer_macros.sizes(problem, "channels", "height", "width", "filters"),
+            *layer_macros.window(problem),
+            *layer_macros.output(problem.bias, accumulate),
+            *layout.defines,
+            ("SHARED_BYTES", shared),
+        )
+
+        def pack(to: str) -> Launch:
+            return Launch.line("pack", divide_up(rows, _WARPS), _THREADS, (to, "w"))
+
+        def multiply(prepared: str) -> Launch:
+            arrays = ("y", "x", "bias", prepared, problem.batch)
+            blocks = row_tiles * divide_up(positions, layout.columns)
+            return Launch.line("multiply_pixels", blocks, _THREADS, arrays, shared)
+
+        apart = Apart(
+            nbytes,
+            Plan(kernel, macros, (pack("y"),)),
+            Plan(kernel, macros, (multiply("prepared"),)),
+        )
+        whole = (pack("workspace"), multiply("workspace"))
+        return Plan(kernel, macros, whole, workspace_bytes=nbytes, apart=apart)
+
+
+KERNELS = (
+    entry(
+        "pointwise_half",
+        "1x1 kernels on tensor cores, with x and y of halves or float32 as they are in memory",
+        Pointwise(),
+        architectures=ARCHITECTURES[1:],
+        precision="tf32",
+        source="gemm/pointwise_half.cu",
+    ),
+)
