@@ -333,7 +333,8 @@ class Builder:
     def given(self, value: Value) -> Operand:
         """Return the operand of a variable, with a claim. Readers convert float16 as they load."""
         value.buffer.uses += 1
-        return Chain(value.shape, leaf(value)) if value.dtype == "float16" else value
+        converts = value.dtype == "float16" and (value.constant or self.storage != "float16")
+        return Chain(value.shape, leaf(value)) if converts else value
 
     def once(
         self,
