@@ -3,14 +3,14 @@
 //
 // A block computes ROWS filters by COLUMNS positions, counted over all images. DEPTH channels at a
 // time are copied to shared memory, STAGES - 1 steps ahead; neighbouring positions of a channel
-// stay neighbours there, and ldmatrix transposes them. Copies are asynchronous, in vectors of as
-// many positions as always lie in one image; with a stride, for float32 x or for odd planes threads
-// load single elements. Sums go through shared memory, so that y is read and written in vectors.
+// stay neighbours there, and ldmatrix transposes them. Copies are asynchronous, in vectors of VECTOR
+// positions, which always lie in one image; float32 x and arrays that are not aligned are loaded by
+// single elements. Sums go through shared memory, so that y is read and written in vectors.
 //
-// Before that, `pack` rounds the weights to fp16, each filter's scaled by a power of two.
+// Before that, `pack` rounds the weights to fp16, each filter's scaled by a power of two. Sizes are
+// arguments: many layers share the code.
 #include "mma.cuh"
 #include "output.cuh"
-#include "shape.cuh"
 #include "split_fp16x2.cuh"
 
 #ifndef ROWS
@@ -19,8 +19,14 @@
 #define DEPTH 32
 #define STAGES 4
 #endif
+#ifndef VECTOR
+#define VECTOR 8  // or 4, 2 or 1; divides the pixels of a plane
+#endif
 #ifndef IN_IMAGE
-#define IN_IMAGE kImage  // input elements between images
+#define IN_IMAGE size_t(channels) * plane  // input elements between images
+#endif
+#ifndef OUT_IMAGE
+#define OUT_IMAGE size_t(filters) * plane  // output elements between images
 #endif
 
 #ifdef CONVERT  // statements on v, an element of x in channel c, before the product
@@ -35,7 +41,8 @@ constexpr bool kConverts = false;
 #endif
 
 constexpr int kThreads = 256;
-constexpr int kSlabs = divide_up(CHANNELS, DEPTH), kRowTiles = divide_up(FILTERS, ROWS);
+// Positions that are copied at once.
+constexpr int kInVector = sizeof(X_TYPE) == 2 ? VECTOR : 1;
 // Warps along the filters and along the positions; a warp's positions.
 constexpr int kWarpsDown = ROWS / 64, kWarpsAcross = 8 / kWarpsDown;
 constexpr int kWarpColumns = COLUMNS / kWarpsAcross;
@@ -57,37 +64,39 @@ union Shared {
 static_assert(SHARED_BYTES == sizeof(Shared), "the host reckons with another size");
 #endif
 
-// The weights as blocks copy them, and the factors that reverse their scales.
+// The weights as blocks copy them: tiles of ROWS filters by DEPTH channels, which are contiguous.
+// After them come the factors that reverse the filters' scales.
 struct Packed {
-    __half weights[kRowTiles][kSlabs][ROWS][DEPTH];
-    float factors[kRowTiles * ROWS];
+    __half *weights;
+    float *factors;
+    int slabs, row_tiles;
+
+    __device__ Packed(void *prepared, int channels, int filters) {
+        slabs = (channels + DEPTH - 1) / DEPTH, row_tiles = (filters + ROWS - 1) / ROWS;
+        weights = (__half *)prepared;
+        factors = (float *)(weights + size_t(row_tiles) * slabs * (ROWS * DEPTH));
+    }
+
+    __device__ __half *tile(int row_tile, int slab) const {
+        return weights + (size_t(row_tile) * slabs + slab) * (ROWS * DEPTH);
+    }
 };
-
-// The most elements, up to 8, that are in one image and aligned alike in all images.
-__host__ __device__ constexpr int vector_of(unsigned image) {
-    return kOutPlane % 8 == 0 && image % 8 == 0   ? 8
-           : kOutPlane % 4 == 0 && image % 4 == 0 ? 4
-           : kOutPlane % 2 == 0 && image % 2 == 0 ? 2
-                                                  : 1;
-}
-
-constexpr bool kAsync = sizeof(X_TYPE) == 2 && STRIDE_H == 1 && STRIDE_W == 1;
-constexpr int kInVector = kAsync ? vector_of(IN_IMAGE) : 1, kOutVector = vector_of(OUT_IMAGE);
 
 // One warp packs a row.
 extern "C" __global__ void __launch_bounds__(kThreads)
-    pack(void *__restrict__ prepared, const float *__restrict__ w CONVERT_PARAMETERS) {
-    Packed &packed = *(Packed *)prepared;
+    pack(void *__restrict__ prepared, const float *__restrict__ w, int channels,
+         int filters CONVERT_PARAMETERS) {
+    const Packed packed(prepared, channels, filters);
     const int row = blockIdx.x * (kThreads / 32) + threadIdx.x / 32, lane = threadIdx.x % 32;
+    const float *from = w + size_t(row) * channels;
     unsigned most = 0;
-    for (int c = lane; row < FILTERS && c < CHANNELS; c += 32) {
-        most = max(most, magnitude(w[row * CHANNELS + c]));
-    }
+    for (int c = lane; row < filters && c < channels; c += 32) most = max(most, magnitude(from[c]));
     most = __reduce_max_sync(0xffffffffu, most);
     const float scale = scale_for(most, &packed.factors[row]);
-    for (int c = lane; c < kSlabs * DEPTH; c += 32) {
-        const float v = row < FILTERS && c < CHANNELS ? w[row * CHANNELS + c] * scale : 0;
-        packed.weights[row / ROWS][c / DEPTH][row % ROWS][c % DEPTH] = __float2half_rn(v);
+    for (int c = lane; c < packed.slabs * DEPTH; c += 32) {
+        const float v = row < filters && c < channels ? from[c] * scale : 0;
+        __half *tile = packed.tile(row / ROWS, c / DEPTH);
+        tile[row % ROWS * DEPTH + c % DEPTH] = __float2half_rn(v);
     }
 }
 
@@ -112,26 +121,26 @@ struct Pixels {
     static constexpr int kRuns = COLUMNS / V, kStep = kThreads / kRuns;
     static_assert(DEPTH % kStep == 0, "whole turns");
     const X_TYPE *from;
-    int column, first;
+    int column, first, channels, plane;
     bool there;
 
-    __device__ Pixels(const X_TYPE *x, unsigned begin, unsigned positions)
-        : column(threadIdx.x % kRuns * V), first(threadIdx.x / kRuns) {
-        const unsigned position = begin + column, inside = position % kOutPlane;
+    __device__ Pixels(const X_TYPE *x, unsigned begin, unsigned positions, int channels, int plane)
+        : column(threadIdx.x % kRuns * V),
+          first(threadIdx.x / kRuns),
+          channels(channels),
+          plane(plane) {
+        const unsigned position = begin + column;
         there = position < positions;
         from = x;
-        if (there) {
-            from += size_t(position / kOutPlane) * IN_IMAGE +
-                    inside / kOutW * STRIDE_H * WIDTH + inside % kOutW * STRIDE_W;
-        }
+        if (there) from += size_t(position / plane) * (IN_IMAGE) + position % plane;
     }
 
     __device__ __forceinline__ void load(Stage &stage, int slab CONVERT_PARAMETERS) const {
 #pragma unroll
         for (int turn = 0; turn < DEPTH / kStep; turn++) {
             const int k = first + turn * kStep, c = slab * DEPTH + k;
-            const bool here = there && c < CHANNELS;
-            const X_TYPE *at = here ? from + size_t(c) * kPlane : from;
+            const bool here = there && c < channels;
+            const X_TYPE *at = here ? from + size_t(c) * plane : from;
             __half *to = &stage.pixels[k][column];
             if constexpr (V > 1) {
                 copy_ahead<2 * V>(to, at, here);
@@ -149,7 +158,7 @@ struct Pixels {
 #pragma unroll
         for (int turn = 0; turn < DEPTH / kStep; turn++) {
             const int k = first + turn * kStep, c = slab * DEPTH + k;
-            if (c >= CHANNELS) break;
+            if (c >= channels) break;
             __half *to = &stage.pixels[k][column];
 #pragma unroll
             for (int i = 0; i < V; i++) {
@@ -163,7 +172,7 @@ struct Pixels {
 
 __device__ __forceinline__ void load_weights(Stage &stage, const Packed &packed, int row_tile,
                                              int slab) {
-    const __half *from = packed.weights[row_tile][slab][0];
+    const __half *from = packed.tile(row_tile, slab);
 #pragma unroll
     for (int i = threadIdx.x; i < ROWS * DEPTH / 8; i += kThreads) {
         copy_ahead<16>(&stage.weights[i / (DEPTH / 8)][i % (DEPTH / 8) * 8], from + 8 * i, true);
@@ -234,26 +243,26 @@ __device__ __forceinline__ void read_sums(float (&sums)[V], const float *from) {
 template <int V>
 __device__ __forceinline__ void write(const Shared &shared, Y_TYPE *y, const float *bias,
                                       const float *factors, int filter0, unsigned begin,
-                                      unsigned positions) {
+                                      unsigned positions, int filters, int plane) {
     constexpr int kRuns = COLUMNS / V, kStep = kThreads / kRuns, kTurns = ROWS / kStep;
     constexpr int kAtOnce = kTurns < 4 ? kTurns : 4;
     const int column = threadIdx.x % kRuns * V, first = threadIdx.x / kRuns;
     const unsigned position = begin + column;
     if (position >= positions) return;
-    y += size_t(position / kOutPlane) * kOutImage + position % kOutPlane;
+    y += size_t(position / plane) * (OUT_IMAGE) + position % plane;
     for (int turn = 0; turn < kTurns; turn += kAtOnce) {
         float before[kAtOnce][V];
 #pragma unroll
         for (int i = 0; i < kAtOnce; i++) {
             const int filter = filter0 + first + (turn + i) * kStep;
-            if (ACCUMULATE && filter < FILTERS) {
-                read_vector(before[i], y + size_t(filter) * kOutPlane);
+            if (ACCUMULATE && filter < filters) {
+                read_vector(before[i], y + size_t(filter) * plane);
             }
         }
 #pragma unroll
         for (int i = 0; i < kAtOnce; i++) {
             const int row = first + (turn + i) * kStep, filter = filter0 + row;
-            if (filter >= FILTERS) break;
+            if (filter >= filters) break;
             const float factor = factors[row], addend = BIAS ? bias[filter] : 0;
             float sums[V];
             read_sums(sums, &shared.results[row][column]);
@@ -264,7 +273,7 @@ __device__ __forceinline__ void write(const Shared &shared, Y_TYPE *y, const flo
                 ACTIVATE(v);
                 sums[k] = v;
             }
-            write_vector(y + size_t(filter) * kOutPlane, sums);
+            write_vector(y + size_t(filter) * plane, sums);
         }
     }
 }
@@ -272,10 +281,11 @@ __device__ __forceinline__ void write(const Shared &shared, Y_TYPE *y, const flo
 template <int V>
 __device__ __forceinline__ void multiply_slabs(Sums &sums, Shared &shared, const X_TYPE *x,
                                                const Packed &packed, int row_tile, unsigned begin,
-                                               unsigned positions CONVERT_PARAMETERS) {
-    const Pixels<V> pixels(x, begin, positions);
+                                               unsigned positions, int channels,
+                                               int plane CONVERT_PARAMETERS) {
+    const Pixels<V> pixels(x, begin, positions, channels, plane);
     const auto load = [&](int slab) {
-        if (slab < kSlabs) {
+        if (slab < packed.slabs) {
             Stage &stage = shared.stages[slab % STAGES];
             load_weights(stage, packed, row_tile, slab);
             pixels.load(stage, slab CONVERT_ARGUMENTS);
@@ -283,7 +293,7 @@ __device__ __forceinline__ void multiply_slabs(Sums &sums, Shared &shared, const
         asm volatile("cp.async.commit_group;" ::: "memory");
     };
     for (int slab = 0; slab < STAGES - 1; slab++) load(slab);
-    for (int slab = 0; slab < kSlabs; slab++) {
+    for (int slab = 0; slab < packed.slabs; slab++) {
         asm volatile("cp.async.wait_group %0;" ::"n"(STAGES - 2) : "memory");
         Stage &stage = shared.stages[slab % STAGES];
         if (kConverts) pixels.convert(stage, slab CONVERT_ARGUMENTS);
@@ -297,28 +307,30 @@ __device__ __forceinline__ void multiply_slabs(Sums &sums, Shared &shared, const
 
 extern "C" __global__ void __launch_bounds__(kThreads, 2)
     multiply_pixels(Y_TYPE *__restrict__ y, const X_TYPE *__restrict__ x,
-                    const float *__restrict__ bias, const void *__restrict__ prepared,
-                    int batch CONVERT_PARAMETERS) {
+                    const float *__restrict__ bias, void *__restrict__ prepared, int batch,
+                    int channels, int filters, int plane CONVERT_PARAMETERS) {
     extern __shared__ __align__(16) char bytes[];
     Shared &shared = *(Shared *)bytes;
-    const Packed &packed = *(const Packed *)prepared;
-    const unsigned positions = unsigned(batch) * kOutPlane;
+    const Packed packed(prepared, channels, filters);
+    const unsigned positions = unsigned(batch) * plane;
     // Neighbouring blocks read the same pixels.
-    const int row_tile = blockIdx.x % kRowTiles;
-    const unsigned begin = blockIdx.x / kRowTiles * COLUMNS;
+    const int row_tile = blockIdx.x % packed.row_tiles;
+    const unsigned begin = blockIdx.x / packed.row_tiles * COLUMNS;
     Sums sums = {};
     if (kInVector > 1 && size_t(x) % (2 * kInVector) == 0) {
-        multiply_slabs<kInVector>(sums, shared, x, packed, row_tile, begin,
-                                  positions CONVERT_ARGUMENTS);
+        multiply_slabs<kInVector>(sums, shared, x, packed, row_tile, begin, positions, channels,
+                                  plane CONVERT_ARGUMENTS);
     } else {
-        multiply_slabs<1>(sums, shared, x, packed, row_tile, begin, positions CONVERT_ARGUMENTS);
+        multiply_slabs<1>(sums, shared, x, packed, row_tile, begin, positions, channels,
+                          plane CONVERT_ARGUMENTS);
     }
     collect(shared, sums);
     __syncthreads();
     const float *row_factors = packed.factors + row_tile * ROWS;
-    if (size_t(y) % 16 == 0 || size_t(y) % (kOutVector * sizeof(Y_TYPE)) == 0) {
-        write<kOutVector>(shared, y, bias, row_factors, row_tile * ROWS, begin, positions);
+    if (size_t(y) % 16 == 0 || size_t(y) % (VECTOR * sizeof(Y_TYPE)) == 0) {
+        write<VECTOR>(shared, y, bias, row_factors, row_tile * ROWS, begin, positions, filters,
+                      plane);
     } else {
-        write<1>(shared, y, bias, row_factors, row_tile * ROWS, begin, positions);
+        write<1>(shared, y, bias, row_factors, row_tile * ROWS, begin, positions, filters, plane);
     }
 }

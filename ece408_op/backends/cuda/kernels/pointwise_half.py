@@ -3,6 +3,7 @@ the algorithm; this module chooses the tiling."""
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from ....problem import ConvProblem
@@ -51,40 +52,40 @@ class Pointwise(Family):
     def why_not(self, problem: ConvProblem) -> str | None:
         if problem.dtype != "float32":
             return f"it computes float32 only, not {problem.dtype}"
-        if (problem.kernel, problem.pad, problem.groups) != ((1, 1), (0, 0), 1):
-            return "it computes 1x1 kernels of one group without padding only"
-        return None
+        if (problem.kernel, problem.stride, problem.pad) != ((1, 1), (1, 1), (0, 0)):
+            return "it computes 1x1 kernels without strides and padding only"
+        return None if problem.groups == 1 else f"it computes groups 1 only, not {problem.groups}"
 
     def pays(self, problem: ConvProblem, capability: Capability) -> bool:
-        # Single elements are loaded in more time than implicit_gemm_prepacked takes.
-        return problem.stride == (1, 1) and problem.height * problem.width % 4 == 0
+        # Single elements take more time than implicit_gemm_prepacked.
+        return _vector(problem) >= 4
 
     def layouts(self, problem: ConvProblem, capability: Capability) -> list[Blocks]:
-        positions = problem.batch * problem.out_height * problem.out_width
+        positions = problem.batch * problem.height * problem.width
         blocks = divide_up(problem.filters, 128) * divide_up(positions, 128)
         few = problem.filters <= 64 or blocks < _PROCESSORS
         return [Blocks(rows, 128, 32, 4) for rows in ((64, 128) if few else (128, 64))]
 
     def plan(self, kernel: Code, problem: ConvProblem, layout: Blocks, accumulate: bool) -> Plan:
-        positions = problem.batch * problem.out_height * problem.out_width
+        plane = problem.height * problem.width
         row_tiles = divide_up(problem.filters, layout.rows)
         rows = row_tiles * layout.rows
         nbytes = rows * (2 * divide_up(problem.channels, layout.depth) * layout.depth + 4)
         shared = layout.shared_bytes
+        sizes = problem.channels, problem.filters
         macros = (
-            *layer_macros.sizes(problem, "channels", "height", "width", "filters"),
-            *layer_macros.window(problem),
             *layer_macros.output(problem.bias, accumulate),
             *layout.defines,
+            ("VECTOR", _vector(problem)),
             ("SHARED_BYTES", shared),
         )
 
         def pack(to: str) -> Launch:
-            return Launch.line("pack", divide_up(rows, _WARPS), _THREADS, (to, "w"))
+            return Launch.line("pack", divide_up(rows, _WARPS), _THREADS, (to, "w", *sizes))
 
         def multiply(prepared: str) -> Launch:
-            arrays = ("y", "x", "bias", prepared, problem.batch)
-            blocks = row_tiles * divide_up(positions, layout.columns)
+            arrays = ("y", "x", "bias", prepared, problem.batch, *sizes, plane)
+            blocks = row_tiles * divide_up(problem.batch * plane, layout.columns)
             return Launch.line("multiply_pixels", blocks, _THREADS, arrays, shared)
 
         apart = Apart(
@@ -94,6 +95,11 @@ class Pointwise(Family):
         )
         whole = (pack("workspace"), multiply("workspace"))
         return Plan(kernel, macros, whole, workspace_bytes=nbytes, apart=apart)
+
+
+def _vector(problem: ConvProblem) -> int:
+    """Return how many neighbouring pixels are always in one plane and aligned, up to 8."""
+    return math.gcd(problem.height * problem.width, 8)
 
 
 KERNELS = (
