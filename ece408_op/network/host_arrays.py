@@ -9,7 +9,7 @@ from typing import NamedTuple
 from ..errors import UnsupportedProblem
 
 ITEM_BYTES = {"float32": 4, "float16": 2, "uint8": 1}
-# Types of a network's outputs. Intermediate arrays are float32.
+# Types of a network's outputs.
 RESULTS = ("float32", "float16")
 
 

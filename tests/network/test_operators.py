@@ -92,6 +92,8 @@ def test_half_precision(mx, monkeypatch):
     # Every operator reads what another one has stored.
     for case in cases.values():
         case.symbol = case.symbol(data=mx.sym.Variable("data") * 1)
+    large = mx.sym.mean(mx.sym.square(mx.sym.Variable("data") * 400), axis=1)
+    cases["squares beyond float16"] = Case(large, data=SHAPE)
     with settings.override(precision="float16"):
         check_together(cases, 4e-3)
     stored = {name for name, x, y in types if (x, y) == ("float16", "float16")}

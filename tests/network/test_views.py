@@ -8,6 +8,7 @@ import pytest
 from gpu_networks import NETWORKS, Case, array, check_together, error, small
 
 from ece408_op import settings
+from ece408_op.backends.cuda.kernels import catalog
 from ece408_op.errors import UnsupportedProblem
 from ece408_op.network import Array, network_program, values
 from ece408_op.network.builder import Builder
@@ -112,6 +113,29 @@ def test_steps_for_every_gpu_and_precision(mx, precision):
                 for step in (*steps.for_weights, *steps.for_images):
                     for value in step.arrays.values():
                         assert value.end <= value.buffer.nbytes, (name, capability, step.node)
+
+
+def test_kernels_that_store_halves(mx):
+    """Of 1x1 layers on whole planes of a multiple of four pixels, and of others; with a sum, and
+    with a normalisation before."""
+    x, made = mx.sym.Variable("data"), {}
+    for name, filters, kernel in (("a", 24, 1), ("b", 24, 3), ("c", 24, 1), ("d", 16, 1)):
+        stride = (2, 2) if name == "d" else (1, 1)
+        options = {"kernel": (kernel, kernel), "pad": (kernel // 2,) * 2, "stride": stride}
+        if name == "c":
+            x = mx.sym.relu(mx.sym.BatchNorm(x, name="norm", fix_gamma=False))
+        x = made[name] = mx.sym.Convolution(x, num_filter=filters, name=name, **options)
+    symbol = mx.sym.Group([made["d"], made["a"] + made["c"]])
+    with settings.override(precision="float16"):
+        for batch, stored in ((40, "float16"), (1, "float32")):
+            steps = _built(Case(symbol, data=(batch, 16, 6, 6)), (9, 0))
+            found = {step.node: step for step in steps.for_images if step.problem}
+            assert {found[name].arrays["y"].dtype for name in "ab"} == {stored}
+            if batch > 1:
+                by = {name: found[name].plan.name for name in "abcd"}
+                assert [name for name in by if by[name] == "pointwise_half"] == ["a", "c"]
+                assert all(catalog.get(each).family.stores for each in by.values())
+                assert ("VECTOR", 4) in found["a"].plan.defines
 
 
 def test_a_step_that_would_write_beyond_its_array_is_refused(mx, monkeypatch):

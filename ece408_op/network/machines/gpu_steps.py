@@ -147,13 +147,15 @@ class GpuSteps(Lowering):
     def reduce(
         self, kind: str, x: Value, outputs: int, length: int, inner: int, factor: float
     ) -> Plan:
-        defines = (("LARGEST", _LARGEST.get(kind, "NONE")), ("FACTOR", literal(factor)), *stored(x))
+        defines: Defines = ("LARGEST", _LARGEST.get(kind, "NONE")), ("FACTOR", literal(factor))
+        defines += stored(x)
         return _of_warps(_REDUCE, defines, "reduce_rows", outputs, length, inner)
 
     def softmax(
         self, x: Value, rows: int, length: int, inner: int, logarithm: bool, scale: float
     ) -> Plan:
-        defines = (("LOGARITHM", int(logarithm)), ("SCALE", literal(scale)), *stored(x))
+        defines: Defines = ("LOGARITHM", int(logarithm)), ("SCALE", literal(scale))
+        defines += stored(x)
         return _of_warps(_SOFTMAX, defines, "softmax", rows, length, inner)
 
     def lrn(self, x: Value, y: Value, size: int, alpha: float, beta: float, knorm: float) -> Plan:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from ...errors import UnsupportedProblem
-from ..builder import Builder, Operand, Windows
+from ..builder import Builder, Chain, Operand, Windows
 from ..node_attributes import Attributes
 from ..values import Value
 from .operator import Operator, axis_of, check_planes, without
@@ -104,7 +104,8 @@ def _reduced(
     keepdims: bool,
     factor: float,
 ) -> Operand:
-    x = builder.dense(operand)
+    # Squares, as of a norm, may exceed float16.
+    x = builder.single(operand) if isinstance(operand, Chain) else builder.dense(operand)
     first, last = axes[-1], axes[-1]
     while first - 1 in axes:
         first -= 1

@@ -20,6 +20,7 @@ from ..kernel_plan import (
     entry,
 )
 from . import layer_macros
+from .pointwise_simt import refused
 
 _THREADS, _WARPS = 256, 8
 # Typical number of multiprocessors; only the work partition depends on it.
@@ -50,11 +51,7 @@ class Pointwise(Family):
     stores = True
 
     def why_not(self, problem: ConvProblem) -> str | None:
-        if problem.dtype != "float32":
-            return f"it computes float32 only, not {problem.dtype}"
-        if (problem.kernel, problem.stride, problem.pad) != ((1, 1), (1, 1), (0, 0)):
-            return "it computes 1x1 kernels without strides and padding only"
-        return None if problem.groups == 1 else f"it computes groups 1 only, not {problem.groups}"
+        return refused(problem)
 
     def pays(self, problem: ConvProblem, capability: Capability) -> bool:
         # Single elements take more time than implicit_gemm_prepacked.

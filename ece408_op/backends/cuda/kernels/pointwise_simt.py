@@ -71,12 +71,9 @@ class ShortSums(Family):
     spaced = True
 
     def why_not(self, problem: ConvProblem) -> str | None:
-        if problem.dtype != "float32":
-            return f"it computes float32 only, not {problem.dtype}"
-        if (problem.kernel, problem.stride, problem.pad) != ((1, 1), (1, 1), (0, 0)):
-            return "it computes 1x1 kernels without strides and padding only"
-        if problem.groups != 1:
-            return f"it computes groups 1 only, not {problem.groups}"
+        reason = refused(problem)
+        if reason is not None:
+            return reason
         ins, _ = self._sizes(problem)
         if not _fitting(ins, 1, gpu_limits.LEAST_SHARED_BYTES):
             return f"weights for {ins} channels do not fit into shared memory"
@@ -118,6 +115,15 @@ class ShortSums(Family):
         """Return the input and output channels."""
         sizes = problem.channels, problem.filters
         return sizes if self.direction == "forward" else sizes[::-1]
+
+
+def refused(problem: ConvProblem) -> str | None:
+    """Return why a problem is not a 1x1 convolution of all pixels in float32, or `None`."""
+    if problem.dtype != "float32":
+        return f"it computes float32 only, not {problem.dtype}"
+    if (problem.kernel, problem.stride, problem.pad) != ((1, 1), (1, 1), (0, 0)):
+        return "it computes 1x1 kernels without strides and padding only"
+    return None if problem.groups == 1 else f"it computes groups 1 only, not {problem.groups}"
 
 
 # Cached: networks have hundreds of layers and query each several times.

@@ -350,6 +350,7 @@ def test_one_compile_serves_every_batch(kernel):
         ("pointwise_simt", "b1,c64,h9,w9,m8,k3", "it computes 1x1 kernels without strides"),
         ("pointwise_simt", "b1,c64,h9,w9,m8,k1,g2", "it computes groups 1 only, not 2"),
         ("pointwise_simt", "b1,c64,h9,w9,m8,k1,float16", "it computes float32 only, not float16"),
+        ("pointwise_half", "b1,c64,h9,w9,m8,k1,s2", "it computes 1x1 kernels without strides"),
         ("pointwise_simt", "b1,c6000,h9,w9,m8,k1", "weights for 6000 channels do not fit"),
         ("implicit_gemm_simt_backward_weight", "b1,c64,h9,w9,m8,k1,g2", "groups 1 only, not 2"),
         ("implicit_gemm_simt_backward_weight", "b1,c4,h9,w9,m8,k3,float16", "float32 only, not"),
