@@ -515,7 +515,7 @@ class Builder:
 
     def into(self, operand: Operand, y: Value) -> None:
         """Compute the operand into `y`, an array of its shape."""
-        if isinstance(operand, Convolution):
+        if isinstance(operand, Convolution) and y.dtype in ("float32", self.storage):
             self.drop(self.lowering.convolve(self, operand, y))
         else:
             self.drop(self.compute(self.chain(operand), y))
