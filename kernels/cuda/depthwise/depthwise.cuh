@@ -197,7 +197,7 @@ struct Copy {
             if (run.has_vector(i)) {
                 float found[4];
                 read_vector(found, from + run.head + 4 * (threadIdx.x + i * THREADS));
-                vectors[i] = *(float4 *)found;
+                vectors[i] = make_float4(found[0], found[1], found[2], found[3]);
             }
         }
         if (run.end() < run.count) end = float(__ldg(from + run.end()));

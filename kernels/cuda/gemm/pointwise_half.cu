@@ -226,15 +226,16 @@ template <int V>
 __device__ __forceinline__ void read_sums(float (&sums)[V], const float *from) {
     if constexpr (V == 8) {
         const bool swapped = threadIdx.x / 4 % 2;
-        const float4 a = *(const float4 *)(from + (swapped ? 4 : 0));
-        const float4 b = *(const float4 *)(from + (swapped ? 0 : 4));
-        *(float4 *)&sums[0] = swapped ? b : a;
-        *(float4 *)&sums[4] = swapped ? a : b;
-    } else if constexpr (V == 4) {
-        *(float4 *)&sums[0] = *(const float4 *)from;
-    } else {
+        float a[4], b[4];
+        read_vector(a, from + (swapped ? 4 : 0));
+        read_vector(b, from + (swapped ? 0 : 4));
 #pragma unroll
-        for (int k = 0; k < V; k++) sums[k] = from[k];
+        for (int k = 0; k < 4; k++) {
+            sums[k] = swapped ? b[k] : a[k];
+            sums[4 + k] = swapped ? a[k] : b[k];
+        }
+    } else {
+        read_vector(sums, from);
     }
 }
 

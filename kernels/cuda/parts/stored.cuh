@@ -15,15 +15,21 @@
 // keep the compiler from dividing vectors.
 template <int V, class T>
 __device__ __forceinline__ void read_vector(float (&to)[V], const T *from) {
+    struct alignas(V * sizeof(T)) {
+        T of[V];
+    } found = *(const decltype(found) *)from;
 #pragma unroll
-    for (int i = 0; i < V; i++) to[i] = float(from[i]);
+    for (int i = 0; i < V; i++) to[i] = float(found.of[i]);
 }
 
 template <int V>
 __device__ __forceinline__ void read_vector(float (&to)[V], const float *from) {
     if constexpr (V % 4 == 0) {
 #pragma unroll
-        for (int i = 0; i < V; i += 4) *(float4 *)(to + i) = *(const float4 *)(from + i);
+        for (int i = 0; i < V; i += 4) {
+            const float4 found = *(const float4 *)(from + i);
+            to[i] = found.x, to[i + 1] = found.y, to[i + 2] = found.z, to[i + 3] = found.w;
+        }
     } else {
 #pragma unroll
         for (int i = 0; i < V; i++) to[i] = from[i];
