@@ -86,22 +86,13 @@ def _plan(
     found = chosen(target, precision, problem, like, "forward", accumulate)
     if builder.storage == "float32" or problem.channels // problem.groups < _LEAST_CHANNELS:
         return found
+    # A kernel for 1x1 layers; and one that, unlike others of its source, splits no numbers.
     pointwise, prepacked = map(catalog.get, _IN_HALVES)
-    if _computes(pointwise, problem, target):
-        kernel = pointwise
-    elif found[0].family.stores and found[0].source != prepacked.source:
-        return found
-    else:
-        # Halves need no second part.
-        kernel = prepacked
-    if found[0].name == kernel.name or kernel.why_not(problem, target.capability):
+    kernel = pointwise if pointwise.family.pays(problem, target.capability) else prepacked
+    kept = found[0].family.stores and kernel is prepacked and found[0].source != kernel.source
+    if kept or found[0].name == kernel.name or kernel.why_not(problem, target.capability):
         return found
     return kernel, kernel.plan(problem, target.capability, accumulate)
-
-
-def _computes(kernel: Kernel, problem: ConvProblem, target: Target) -> bool:
-    refused = kernel.why_not(problem, target.capability) is not None
-    return not refused and kernel.family.pays(problem, target.capability)
 
 
 def chosen(

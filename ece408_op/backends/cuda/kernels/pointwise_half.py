@@ -55,7 +55,7 @@ class Pointwise(Family):
 
     def pays(self, problem: ConvProblem, capability: Capability) -> bool:
         # Single elements take more time than implicit_gemm_prepacked.
-        return _vector(problem) >= 4
+        return refused(problem) is None and _vector(problem) >= 4
 
     def layouts(self, problem: ConvProblem, capability: Capability) -> list[Blocks]:
         positions = problem.batch * problem.height * problem.width
