@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import importlib
 import importlib.metadata
 import importlib.util
@@ -10,6 +11,7 @@ import json
 import os
 import shlex
 import shutil
+import signal
 import subprocess
 import sys
 import sysconfig
@@ -67,10 +69,13 @@ def _run(options: argparse.Namespace) -> None:
     major = options.cuda if driver is None else _major(driver)
     print(f"gpu-setup: CUDA {driver.cuda_version if driver else major}")
     before = _installed()
+    # What is there when it is terminated is recorded, too.
+    previous = signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
     try:
         headers = _install_compiler(major)
         _install_pycuda(headers, major, is_usable=driver is not None)
     finally:
+        signal.signal(signal.SIGTERM, previous)
         _record(_installed() - before)
     if driver is not None:
         begin = time.monotonic()
@@ -146,8 +151,7 @@ def _build_pycuda(cuda: Path, major: int, folder: Path) -> None:
     empty = ["-shared", "-Wl,-soname,libcuda.so.1", "-o", "libcuda.so", "empty.c"]
     if subprocess.run([*_compiler(), *empty], cwd=folder).returncode:
         raise InstallFailed(f"{_compiler()[0]} cannot link a library; its messages are above")
-    command = ("download", "--quiet", "--no-deps", "--no-binary", "pycuda", "--dest", str(folder))
-    _pip(*command, *_requirements("cuda"))
+    _download_pycuda(folder)
     with tarfile.open(next(folder.glob("pycuda-*.tar.gz"))) as archive:
         archive.extractall(folder)
     source = next(path for path in folder.glob("pycuda-*") if path.is_dir())
@@ -157,6 +161,17 @@ def _build_pycuda(cuda: Path, major: int, folder: Path) -> None:
     flags = f"{os.environ.get('LDFLAGS', '')} -Wl,--no-as-needed"
     _pip("install", "--force-reinstall", "--no-deps", "--no-cache-dir", str(source), LDFLAGS=flags)
     _pip("install", "--quiet", "pycuda")  # what it requires
+
+
+def _download_pycuda(folder: Path) -> None:
+    """Download PyCUDA's source. pip asks it twice what it requires, and each time it waits for ten
+    seconds unless there is a configuration in the home folder."""
+    (folder / ".aksetup-defaults.py").touch()
+    home = Path.home()
+    moved = {"XDG_CONFIG_HOME": home / ".config", "NETRC": home / ".netrc"}
+    kept = {name: os.environ.get(name) or str(path) for name, path in moved.items()}
+    command = ("download", "--quiet", "--no-deps", "--no-binary", "pycuda", "--dest", str(folder))
+    _pip(*command, *_requirements("cuda"), HOME=str(folder), **kept)
 
 
 def _compiler() -> list[str]:
@@ -198,4 +213,6 @@ def _undo() -> None:
     if found := sorted(_recorded() & _installed()):
         _pip("uninstall", "--yes", *found)
     _RECORD.unlink(missing_ok=True)
+    with contextlib.suppress(OSError):
+        _RECORD.parent.rmdir()
     print(f"gpu-setup: removed {', '.join(found) or 'nothing'}")

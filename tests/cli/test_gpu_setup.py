@@ -3,6 +3,7 @@ import importlib.metadata
 import json
 import os
 import shutil
+import signal
 import subprocess
 
 import pytest
@@ -71,6 +72,18 @@ def test_what_was_installed_before_a_failure_is_recorded(machine, capsys, monkey
     monkeypatch.setattr(gpu_setup.sysconfig, "get_path", lambda name: "/none")
     assert execute(["gpu-setup", "--cuda", "13"]) == 35
     assert "and /none/Python.h is not there; install python3-dev" in capsys.readouterr().err
+
+
+def test_what_was_installed_before_the_end_is_recorded(machine, monkeypatch):
+    packages, _ = machine
+    end = functools.partial(os.kill, os.getpid(), signal.SIGTERM)
+    monkeypatch.setattr(gpu_setup, "_build_pycuda", lambda *_: end())
+    with pytest.raises(SystemExit) as ended:
+        execute(["gpu-setup"])
+    assert ended.value.code == 143
+    assert execute(["gpu-setup", "--undo"]) == 0
+    assert packages == {"numpy"}
+    assert not gpu_setup._RECORD.parent.exists()
 
 
 def test_an_old_driver_and_none(machine, capsys, monkeypatch):
