@@ -333,8 +333,12 @@ class Builder:
     def given(self, value: Value) -> Operand:
         """Return the operand of a variable, with a claim. Readers convert float16 as they load."""
         value.buffer.uses += 1
-        converts = value.dtype == "float16" and (value.constant or self.storage != "float16")
+        converts = value.dtype == "float16" != self._usual(value.constant)
         return Chain(value.shape, leaf(value)) if converts else value
+
+    def _usual(self, constant: bool) -> str:
+        """Return the type of new arrays."""
+        return "float32" if constant else self.storage
 
     def once(
         self,
@@ -359,7 +363,7 @@ class Builder:
 
     def empty(self, shape: Sequence[int], constant: bool, dtype: str = "") -> Value:
         """Return a new array, without a claim, of the usual type if none is given."""
-        elements, dtype = math.prod(shape), dtype or ("float32" if constant else self.storage)
+        elements, dtype = math.prod(shape), dtype or self._usual(constant)
         if min(shape, default=1) < 1:
             raise UnsupportedProblem(
                 f"{self.node}: an array of shape {tuple(shape)} has no elements"
@@ -467,7 +471,7 @@ class Builder:
         """Return the operand as an array of float32, or of the usual type, with contiguous images,
         or with any if they may be `apart`."""
         value = self.value(operand)
-        fits = value.dtype in ("float32", "float32" if value.constant else self.storage)
+        fits = value.dtype in ("float32", self._usual(value.constant))
         if (apart or value.dense) and fits:
             return value
         return self.compute(leaf(value), self.empty(value.shape, value.constant))

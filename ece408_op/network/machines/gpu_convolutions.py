@@ -27,9 +27,11 @@ def convolve(
     stores = kernel.family.stores
     activates = after is None or kernel.family.activates(onto is not None)
     # The kernel writes images of the layer; `place` may be viewed as images of another shape.
-    fits = place is None or place.dense or place.shape[:1] == (pending.problem.batch,)
-    fits = fits and (place is None or stores or place.dtype == "float32")
-    if place is not None and not (fits and onto is None and activates and kernel.family.spaced):
+    if place is not None and not (
+        (place.dense or place.shape[:1] == (pending.problem.batch,))
+        and (stores or place.dtype == "float32")
+        and (onto is None and activates and kernel.family.spaced)
+    ):
         return builder.compute(leaf(convolve(target, precision, builder, pending, None)), place)
     if onto is not None:
         onto = onto if stores else builder.single(onto)

@@ -132,6 +132,20 @@ __device__ __forceinline__ int misalignment(const T *at) {
     return int(reinterpret_cast<size_t>(at) / sizeof(T) % 4);
 }
 
+// Vector i of an array.
+__device__ __forceinline__ float4 four(const float *from, int i) {
+    return __ldg(reinterpret_cast<const float4 *>(from) + i);
+}
+
+#ifdef HALF
+__device__ __forceinline__ float4 four(const __half *from, int i) {
+    const uint2 found = __ldg(reinterpret_cast<const uint2 *>(from) + i);
+    float of[4];
+    read_pair(of, found.x), read_pair(of + 2, found.y);
+    return make_float4(of[0], of[1], of[2], of[3]);
+}
+#endif
+
 // The address in shared memory of a run's first element.
 template <class T>
 __device__ __forceinline__ float *placed(float4 *space, const T *run) {
@@ -194,11 +208,7 @@ struct Copy {
         shift = misalignment(from);
 #pragma unroll
         for (int i = 0; i < kEach; i++) {
-            if (run.has_vector(i)) {
-                float found[4];
-                read_vector(found, from + run.head + 4 * (threadIdx.x + i * THREADS));
-                vectors[i] = make_float4(found[0], found[1], found[2], found[3]);
-            }
+            if (run.has_vector(i)) vectors[i] = four(from + run.head, threadIdx.x + i * THREADS);
         }
         if (run.end() < run.count) end = float(__ldg(from + run.end()));
     }

@@ -20,25 +20,39 @@ __device__ __forceinline__ void put(T *to, float sum) {
     __stcs(to, T(sum));
 }
 
+__device__ __forceinline__ void stream(float *to, int i, float4 sums) {
+    __stcs(reinterpret_cast<float4 *>(to) + i, sums);
+}
+
+#ifdef HALF
+__device__ __forceinline__ void stream(__half *to, int i, float4 sums) {
+    const uint2 rounded = make_uint2(halves_of(sums.x, sums.y), halves_of(sums.z, sums.w));
+    __stcs(reinterpret_cast<uint2 *>(to) + i, rounded);
+}
+#endif
+
+// Writes vector i.
 template <class T>
-__device__ __forceinline__ void put_four(T *to, const float *from) {
-    float sums[4], before[4];
-    read_vector(sums, from);
-    if (ACCUMULATE) read_vector(before, to);
-#pragma unroll
-    for (int i = 0; i < 4; i++) {
-        if (ACCUMULATE) sums[i] += before[i];
-        ACTIVATE(sums[i]);
+__device__ __forceinline__ void put(T *to, int i, float4 sums) {
+    if (ACCUMULATE) {
+        float old[4];
+        read_vector(old, to + 4 * i);
+        sums.x += old[0], sums.y += old[1], sums.z += old[2], sums.w += old[3];
     }
-    write_vector(to, sums);
+    ACTIVATE(sums.x);
+    ACTIVATE(sums.y);
+    ACTIVATE(sums.z);
+    ACTIVATE(sums.w);
+    stream(to, i, sums);
 }
 
 // Writes a run that is in shared memory at the address of `placed`.
 template <class T>
 __device__ __forceinline__ void write_out(T *to, const float *from, int floats) {
     const Run run(to, floats);
+    const float4 *sums = reinterpret_cast<const float4 *>(from + run.head);
 #pragma unroll 4
-    for (int i = threadIdx.x; i < run.body; i += THREADS) put_four(to + run.head + 4 * i, from + run.head + 4 * i);
+    for (int i = threadIdx.x; i < run.body; i += THREADS) put(to + run.head, i, sums[i]);
     if (run.end() < run.count) put(to + run.end(), from[run.end()]);
 }
 

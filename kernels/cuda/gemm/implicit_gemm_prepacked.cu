@@ -72,15 +72,6 @@ struct Workspace {
     }
 };
 
-#ifdef CONVERT  // statements on v, an element of x in channel c, before the product
-#define CONVERT_PARAMETERS , const float *factors, const float *addends  // one for each channel
-#define CONVERT_ARGUMENTS , factors, addends
-#else
-#define CONVERT(v, c)
-#define CONVERT_PARAMETERS
-#define CONVERT_ARGUMENTS
-#endif
-
 // The operand that is multiplied by weights.
 struct Input {
     const X_TYPE *x;

@@ -3,9 +3,10 @@
 //
 // A block computes ROWS filters by COLUMNS positions, counted over all images. DEPTH channels at a
 // time are copied to shared memory, STAGES - 1 steps ahead; neighbouring positions of a channel
-// stay neighbours there, and ldmatrix transposes them. Copies are asynchronous, in vectors of VECTOR
-// positions, which always lie in one image; float32 x and arrays that are not aligned are loaded by
-// single elements. Sums go through shared memory, so that y is read and written in vectors.
+// stay neighbours there, and ldmatrix transposes them. Copies are asynchronous, in vectors of
+// VECTOR positions, which always lie in one image; float32 x and arrays that are not aligned are
+// loaded by single elements. Sums go through shared memory, so that y is read and written in
+// vectors.
 //
 // Before that, `pack` rounds the weights to fp16, each filter's scaled by a power of two. Sizes are
 // arguments: many layers share the code.
@@ -27,17 +28,6 @@
 #endif
 #ifndef OUT_IMAGE
 #define OUT_IMAGE size_t(filters) * plane  // output elements between images
-#endif
-
-#ifdef CONVERT  // statements on v, an element of x in channel c, before the product
-#define CONVERT_PARAMETERS , const float *factors, const float *addends  // one for each channel
-#define CONVERT_ARGUMENTS , factors, addends
-constexpr bool kConverts = true;
-#else
-#define CONVERT(v, c)
-#define CONVERT_PARAMETERS
-#define CONVERT_ARGUMENTS
-constexpr bool kConverts = false;
 #endif
 
 constexpr int kThreads = 256;

@@ -1,7 +1,8 @@
-// The types of x and y in memory, float or __half. Arithmetic is in float.
+// The types of x and y in memory, float or __half, and what is done to x as it is loaded. Arithmetic
+// is in float.
 #pragma once
 
-#if defined(HALF)
+#ifdef HALF
 #include <cuda_fp16.h>
 #endif
 #ifndef X_TYPE
@@ -11,46 +12,40 @@
 #define Y_TYPE float
 #endif
 
-// V neighbouring elements, in vectors of 16 bytes or as many as there are. The functions for stores
-// keep the compiler from dividing vectors.
+#ifdef CONVERT  // statements on v, an element of x in channel c, when it is loaded
+#define CONVERT_PARAMETERS , const float *factors, const float *addends  // one for each channel
+#define CONVERT_ARGUMENTS , factors, addends
+constexpr bool kConverts = true;
+#else
+#define CONVERT(v, c)
+#define CONVERT_PARAMETERS
+#define CONVERT_ARGUMENTS
+constexpr bool kConverts = false;
+#endif
+
+// V neighbouring elements, read and written as vectors.
+template <int V, class T>
+struct alignas(V * sizeof(T) < 16 ? V * sizeof(T) : 16) Vector {
+    T of[V];
+};
+
 template <int V, class T>
 __device__ __forceinline__ void read_vector(float (&to)[V], const T *from) {
-    struct alignas(V * sizeof(T)) {
-        T of[V];
-    } found = *(const decltype(found) *)from;
+    const auto found = *reinterpret_cast<const Vector<V, T> *>(from);
 #pragma unroll
     for (int i = 0; i < V; i++) to[i] = float(found.of[i]);
 }
 
 template <int V>
-__device__ __forceinline__ void read_vector(float (&to)[V], const float *from) {
-    if constexpr (V % 4 == 0) {
-#pragma unroll
-        for (int i = 0; i < V; i += 4) {
-            const float4 found = *(const float4 *)(from + i);
-            to[i] = found.x, to[i + 1] = found.y, to[i + 2] = found.z, to[i + 3] = found.w;
-        }
-    } else {
-#pragma unroll
-        for (int i = 0; i < V; i++) to[i] = from[i];
-    }
-}
-
-template <int V>
 __device__ __forceinline__ void write_vector(float *to, const float (&from)[V]) {
-    if constexpr (V % 4 == 0) {
+    Vector<V, float> made;
 #pragma unroll
-        for (int i = 0; i < V; i += 4) {
-            __stcg((float4 *)(to + i), make_float4(from[i], from[i + 1], from[i + 2], from[i + 3]));
-        }
-    } else {
-#pragma unroll
-        for (int i = 0; i < V; i++) to[i] = from[i];
-    }
+    for (int i = 0; i < V; i++) made.of[i] = from[i];
+    *reinterpret_cast<Vector<V, float> *>(to) = made;
 }
 
 #ifdef HALF
-// Two halves as a word. A struct of halves would be copied half by half.
+// Two halves as a word. A vector of halves would be copied half by half.
 __device__ __forceinline__ unsigned halves_of(float low, float high) {
     const __half2 pair = __floats2half2_rn(low, high);
     return *(const unsigned *)&pair;
@@ -63,20 +58,16 @@ __device__ __forceinline__ void read_pair(float *to, unsigned halves) {
 
 template <int V>
 __device__ __forceinline__ void read_vector(float (&to)[V], const __half *from) {
-    if constexpr (V == 8) {
-        const uint4 found = *(const uint4 *)from;
-        read_pair(to, found.x), read_pair(to + 2, found.y);
-        read_pair(to + 4, found.z), read_pair(to + 6, found.w);
-    } else if constexpr (V == 4) {
-        const uint2 found = *(const uint2 *)from;
-        read_pair(to, found.x), read_pair(to + 2, found.y);
-    } else if constexpr (V == 2) {
-        read_pair(to, *(const unsigned *)from);
-    } else {
+    if constexpr (V == 1) {
         to[0] = float(*from);
+    } else {
+        const auto found = *reinterpret_cast<const Vector<V / 2, unsigned> *>(from);
+#pragma unroll
+        for (int i = 0; i < V / 2; i++) read_pair(to + 2 * i, found.of[i]);
     }
 }
 
+// By functions for stores, whose vectors the compiler does not divide.
 template <int V>
 __device__ __forceinline__ void write_vector(__half *to, const float (&from)[V]) {
     if constexpr (V == 8) {
