@@ -45,6 +45,10 @@ constexpr int kTile = COLUMNS * (2 / ROW_GROUPS);  // positions
 constexpr int kSpan = kTile + HALO;                // and those that its taps read
 static_assert(HALO % 4 == 0 && DEPTH % 16 == 0);
 
+// Whether pixels have scales. Halves need none, and their sums stay in the tensor cores, which
+// truncate them by less than halves are rounded.
+constexpr bool kScaled = PARTS == 2 || sizeof(X_TYPE) == sizeof(float);
+
 // A tile of weights for one tap: parts, units of 8 channels, rows.
 constexpr int kWeightRecords = PARTS * kUnits * kRows;
 constexpr size_t kAllWeights = size_t(kAllTaps) * kSlabs * SETS * kRowTiles * kWeightRecords;
@@ -114,7 +118,8 @@ __device__ __forceinline__ void lay_out_pixel(const Workspace &work, const Input
         values[k] = there ? input.at(element, set * kSetIn + channel) : 0;
         most = max(most, magnitude(values[k]));
     }
-    const float scale = scale_for(most, work.factors + plane * work.length + position);
+    float scale = 1;
+    if (kScaled) scale = scale_for(most, work.factors + plane * work.length + position);
     uint4 *to = work.pixels + plane * size_t(PARTS * kUnits) * work.length + position;
 #pragma unroll
     for (int part = 0; part < PARTS; part++) {
@@ -236,33 +241,36 @@ struct Element {
                 unsigned(s) < OUT_W;
     }
 
-    // Its sum by direct convolution, in double precision.
-    __device__ __noinline__ float textbook(const Input &input, const ELEMENT *w) const {
-        double sum = 0;
-        for (int c = 0; c < kGroupIn; c++) {
-            const int in = out / kGroupOut * kGroupIn + c;
-            const X_TYPE *plane = input.x + size_t(image) * IN_IMAGE + in * kInPlane;
-            const ELEMENT *taps = w + kTaps * (BACKWARD ? size_t(in) * kGroupOut + out % kGroupOut
-                                                        : size_t(out) * kGroupIn + c);
-            for (int tap = 0; tap < kTaps; tap++) {
-                const int down = tap / KERNEL_W * DILATE_H, across = tap % KERNEL_W * DILATE_W;
-                int row = BACKWARD ? h + PAD_H - down : h * STRIDE_H - PAD_H + down;
-                int column = BACKWARD ? s + PAD_W - across : s * STRIDE_W - PAD_W + across;
-                if (BACKWARD) {
-                    if (row % STRIDE_H != 0 || column % STRIDE_W != 0) continue;
-                    row /= STRIDE_H, column /= STRIDE_W;
-                }
-                if (unsigned(row) >= IN_H || unsigned(column) >= IN_W) continue;
-                sum += double(input.at(plane + row * IN_W + column, in)) * load(taps + tap);
-            }
-        }
-        return float(sum);
-    }
-
     __device__ __forceinline__ Y_TYPE *place(Y_TYPE *y) const {
         return y + size_t(image) * OUT_IMAGE + out * kOutPlane + h * OUT_W + s;
     }
 };
+
+// An element's sum by direct convolution, in double precision. Arguments by value stay in
+// registers.
+__device__ __noinline__ float textbook(Element y, Input input, const ELEMENT *w) {
+    double sum = 0;
+#pragma unroll 1
+    for (int c = 0; c < kGroupIn; c++) {
+        const int in = y.out / kGroupOut * kGroupIn + c;
+        const X_TYPE *plane = input.x + size_t(y.image) * IN_IMAGE + in * kInPlane;
+        const ELEMENT *taps = w + kTaps * (BACKWARD ? size_t(in) * kGroupOut + y.out % kGroupOut
+                                                    : size_t(y.out) * kGroupIn + c);
+#pragma unroll 1
+        for (int tap = 0; tap < kTaps; tap++) {
+            const int down = tap / KERNEL_W * DILATE_H, across = tap % KERNEL_W * DILATE_W;
+            int row = BACKWARD ? y.h + PAD_H - down : y.h * STRIDE_H - PAD_H + down;
+            int column = BACKWARD ? y.s + PAD_W - across : y.s * STRIDE_W - PAD_W + across;
+            if (BACKWARD) {
+                if (row % STRIDE_H != 0 || column % STRIDE_W != 0) continue;
+                row /= STRIDE_H, column /= STRIDE_W;
+            }
+            if (unsigned(row) >= IN_H || unsigned(column) >= IN_W) continue;
+            sum += double(input.at(plane + row * IN_W + column, in)) * load(taps + tap);
+        }
+    }
+    return float(sum);
+}
 
 struct Shared {
     uint4 pixels[PIXEL_STAGES][PARTS][kUnits][kSpan];
@@ -317,14 +325,16 @@ __device__ __forceinline__ void issue_copies(Shared &shared, const Workspace &wo
             const size_t position = size_t(item.tile) * kTile;
             barrier_wait(&shared.pixels_free[pixels.number], pixels.parity ^ 1);
             Barrier *full = &shared.pixels_full[pixels.number];
-            barrier_expect(full, kSpan * (PARTS * kUnits * 16 + 4));
+            barrier_expect(full, kSpan * (PARTS * kUnits * 16 + (kScaled ? 4 : 0)));
             const uint4 *from = work.pixels + plane * PARTS * kUnits * work.length + position;
             for (int unit = 0; unit < PARTS * kUnits; unit++) {
                 copy_in((float *)shared.pixels[pixels.number][0][unit],
                         (const float *)(from + unit * work.length), kSpan * 16, full);
             }
-            copy_in(shared.factors[pixels.number], work.factors + plane * work.length + position,
-                    kSpan * 4, full);
+            if (kScaled) {
+                copy_in(shared.factors[pixels.number],
+                        work.factors + plane * work.length + position, kSpan * 4, full);
+            }
             pixels.advance();
 
             const uint4 *chunk =
@@ -396,12 +406,12 @@ struct Worker {
         barrier_wait(&shared.weights_full[weights.number], weights.parity);
         const uint64_t a = describe(&shared.weights[weights.number][0][0][row0], kRows);
         const uint64_t b = describe(&shared.pixels[pixels.number][0][0][column0], kSpan) + shift;
-        hold(part);
+        if (kScaled) hold(part);
         begin_multiplying();
         if constexpr (PARTS == 2) {
             multiply_parts<2, kUnits>(part, a, b, kRows, kSpan);
         } else {
-            multiply_slab<kUnits>(part, a, b, kRows, kSpan, 0);
+            multiply_slab<kUnits>(part, a, b, kRows, kSpan, !kScaled);
         }
         multiplying_begun();
     }
@@ -410,11 +420,11 @@ struct Worker {
     template <int newer>
     __device__ __forceinline__ void end_tap(float (&total)[kSums], float (&part)[kSums]) {
         multiplied<newer>();
-        hold(part);
+        if (kScaled || newer == 0) hold(part);
         if (threadIdx.x % 32 == 0) barrier_arrive(&shared.weights_free[before.weights_stage]);
         const float *factors = before.factors;
 #pragma unroll
-        for (int i = 0; i < kSums; i += 4) {
+        for (int i = 0; kScaled && i < kSums; i += 4) {
             const float first = factors[i * 2], second = factors[i * 2 + 1];
             total[i] += part[i] * first;
             total[i + 1] += part[i + 1] * second;
@@ -447,12 +457,19 @@ struct Worker {
         return begun;
     }
 
-    // Two taps are in flight: one multiplies, while the other's sums are added up.
+    // Two taps are in flight: one multiplies, while the other's sums, if they are scaled, are added up.
     __device__ __forceinline__ void multiply_item(float (&total)[kSums], const Item &item) {
         float even[kSums], odd[kSums];
         Cursor cursor(item);
         const int taps = cursor.taps();
         if (taps == 0) return;
+        if constexpr (!kScaled) {
+            before = begin_next(total, cursor);
+#pragma unroll 1
+            for (int tap = 1; tap < taps; tap++) step(total, total, total, cursor);
+            end_tap<0>(total, total);
+            return;
+        }
         before = begin_next(even, cursor);
         int tap = 1;
         for (; tap + 1 < taps; tap += 2) {
@@ -503,6 +520,14 @@ struct Worker {
         });
     }
 
+    // The bias of this thread's row plus `further`.
+    __device__ __forceinline__ float bias_of(const ELEMENT *bias, const Item &item,
+                                             int further) const {
+        const int row = item.row_tile * kRows + row0 + threadIdx.x / 32 % 4 * 16 +
+                        threadIdx.x % 32 / 4 + further;
+        return BIAS && row < kSetRows ? load(bias + item.set * kSetOut + row) : 0;
+    }
+
     __device__ __forceinline__ void write(float (&total)[kSums], const Item &item, Y_TYPE *y,
                                           const Input &input, const ELEMENT *w,
                                           const ELEMENT *bias, int batch) {
@@ -510,31 +535,36 @@ struct Worker {
                                item.row_tile * kRows + row0 + threadIdx.x / 32 % 4 * 16 +
                                threadIdx.x % 32 / 4;
         const float factor[2] = {factors[0], factors[8]};
+        const float addend[2] = {bias_of(bias, item, 0), bias_of(bias, item, 8)};
 #pragma unroll
-        for (int i = 0; i < kSums; i++) total[i] *= factor[i / 2 % 2];
+        for (int i = 0; i < kSums; i++) total[i] = total[i] * factor[i / 2 % 2] + addend[i / 2 % 2];
         const unsigned positions = batch * kPositions;
         for_each(total, item, [&](unsigned position, int row, const float(&sums)[16]) {
             const int image = position / kPositions, inside = position % kPositions;
             const int i = inside / GRID_W, j = inside % GRID_W;
-            unsigned again = 0;  // bit i: sum i is not finite
+            unsigned there = 0, again = 0;  // bit r: the output has element r; it is not finite
+            Y_TYPE *places[16];
             float before[16];
+            const Element first(item.set, row, item.job, image, i, j);
 #pragma unroll
             for (int r = 0; r < 16; r++) {
                 const Element here(item.set, row + r, item.job, image, i, j);
-                before[r] = here.there && position < positions ? held(here.place(y)) : 0;
+                // Rows that are not folded are at constant distances.
+                places[r] = BACKWARD && kFold > 1 ? here.place(y)
+                                                  : first.place(y) + r * size_t(kOutPlane);
+                there |= unsigned(here.there && position < positions) << r;
+                before[r] = there >> r & 1 ? held(places[r]) : 0;
             }
 #pragma unroll
             for (int r = 0; r < 16; r++) {
-                const Element here(item.set, row + r, item.job, image, i, j);
-                const bool there = here.there && position < positions;
-                if (there && isfinite(sums[r])) {
-                    store(here.place(y), sums[r], bias, here.out, before[r]);
-                }
-                again |= unsigned(there && !isfinite(sums[r])) << r;
+                again |= (isfinite(sums[r]) ? 0 : 1u << r) & there;
+                float sum = sums[r] + before[r];
+                ACTIVATE(sum);
+                if ((there & ~again) >> r & 1) __stcs(places[r], Y_TYPE(sum));
             }
             for (; again; again &= again - 1) {
                 const Element here(item.set, row + __ffs(again) - 1, item.job, image, i, j);
-                store(here.place(y), here.textbook(input, w), bias, here.out);
+                store(here.place(y), textbook(here, input, w), bias, here.out);
             }
         });
     }
@@ -604,5 +634,5 @@ extern "C" __global__ void __launch_bounds__(256)
     if (!element.there) return;
     sum *= work.row_factors[of_all];
     const Input input(x CONVERT_ARGUMENTS);
-    store(element.place(y), isfinite(sum) ? sum : element.textbook(input, w), bias, element.out);
+    store(element.place(y), isfinite(sum) ? sum : textbook(element, input, w), bias, element.out);
 }
