@@ -196,17 +196,26 @@ __device__ __forceinline__ void multiply_stage(Sums &sums, const Stage &stage) {
     }
 }
 
-__device__ __forceinline__ void collect(Shared &shared, const Sums &sums) {
+// Brings a block's sums to shared memory, without the weights' scales and with the bias.
+__device__ __forceinline__ void collect(Shared &shared, const Sums &sums, const float *factors,
+                                        const float *bias, int filter0, int filters) {
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     const int row0 = warp / kWarpsAcross * 64 + lane / 4;
     const int column0 = warp % kWarpsAcross * kWarpColumns + lane % 4 * 2;
+    float factor[8], addend[8];
 #pragma unroll
-    for (int i = 0; i < 4; i++) {
+    for (int i = 0; i < 8; i++) {
+        const int row = row0 + 8 * i;
+        factor[i] = factors[row];
+        addend[i] = BIAS && filter0 + row < filters ? bias[filter0 + row] : 0;
+    }
+#pragma unroll
+    for (int i = 0; i < 8; i++) {
 #pragma unroll
         for (int j = 0; j < kWarpColumns / 8; j++) {
-            float *to = &shared.results[row0 + 16 * i][column0 + 8 * j];
-            *(float2 *)to = make_float2(sums[i][j][0], sums[i][j][1]);
-            *(float2 *)(to + 8 * (COLUMNS + 8)) = make_float2(sums[i][j][2], sums[i][j][3]);
+            const float *of_row = sums[i / 2][j] + i % 2 * 2;
+            *(float2 *)&shared.results[row0 + 8 * i][column0 + 8 * j] = make_float2(
+                of_row[0] * factor[i] + addend[i], of_row[1] * factor[i] + addend[i]);
         }
     }
 }
@@ -232,11 +241,10 @@ __device__ __forceinline__ void read_sums(float (&sums)[V], const float *from) {
 // Writes a block's results, V neighbouring positions at a time. Reads several old values before it
 // writes: a read after a write waits for it.
 template <int V>
-__device__ __forceinline__ void write(const Shared &shared, Y_TYPE *y, const float *bias,
-                                      const float *factors, int filter0, unsigned begin,
+__device__ __forceinline__ void write(const Shared &shared, Y_TYPE *y, int filter0, unsigned begin,
                                       unsigned positions, int filters, int plane) {
     constexpr int kRuns = COLUMNS / V, kStep = kThreads / kRuns, kTurns = ROWS / kStep;
-    constexpr int kAtOnce = kTurns < 4 ? kTurns : 4;
+    constexpr int kAtOnce = kTurns < 8 ? kTurns : 8;
     const int column = threadIdx.x % kRuns * V, first = threadIdx.x / kRuns;
     const unsigned position = begin + column;
     if (position >= positions) return;
@@ -253,18 +261,16 @@ __device__ __forceinline__ void write(const Shared &shared, Y_TYPE *y, const flo
 #pragma unroll
         for (int i = 0; i < kAtOnce; i++) {
             const int row = first + (turn + i) * kStep, filter = filter0 + row;
-            if (filter >= filters) break;
-            const float factor = factors[row], addend = BIAS ? bias[filter] : 0;
             float sums[V];
             read_sums(sums, &shared.results[row][column]);
 #pragma unroll
             for (int k = 0; k < V; k++) {
-                float v = sums[k] * factor + addend;
+                float v = sums[k];
                 if (ACCUMULATE) v += before[i][k];
                 ACTIVATE(v);
                 sums[k] = v;
             }
-            write_vector(y + size_t(filter) * plane, sums);
+            if (filter < filters) write_vector(y + size_t(filter) * plane, sums);
         }
     }
 }
@@ -315,13 +321,12 @@ extern "C" __global__ void __launch_bounds__(kThreads, 2)
         multiply_slabs<1>(sums, shared, x, packed, row_tile, begin, positions, channels,
                           plane CONVERT_ARGUMENTS);
     }
-    collect(shared, sums);
+    const int filter0 = row_tile * ROWS;
+    collect(shared, sums, packed.factors + filter0, bias, filter0, filters);
     __syncthreads();
-    const float *row_factors = packed.factors + row_tile * ROWS;
     if (size_t(y) % 16 == 0 || size_t(y) % (VECTOR * sizeof(Y_TYPE)) == 0) {
-        write<VECTOR>(shared, y, bias, row_factors, row_tile * ROWS, begin, positions, filters,
-                      plane);
+        write<VECTOR>(shared, y, filter0, begin, positions, filters, plane);
     } else {
-        write<1>(shared, y, bias, row_factors, row_tile * ROWS, begin, positions, filters, plane);
+        write<1>(shared, y, filter0, begin, positions, filters, plane);
     }
 }

@@ -23,8 +23,6 @@ from . import layer_macros
 from .pointwise_simt import refused
 
 _THREADS, _WARPS = 256, 8
-# Typical number of multiprocessors; only the work partition depends on it.
-_PROCESSORS = 132
 
 
 @dataclass(frozen=True)
@@ -58,10 +56,11 @@ class Pointwise(Family):
         return refused(problem) is None and _vector(problem) >= 4
 
     def layouts(self, problem: ConvProblem, capability: Capability) -> list[Blocks]:
-        positions = problem.batch * problem.height * problem.width
-        blocks = divide_up(problem.filters, 128) * divide_up(positions, 128)
-        few = problem.filters <= 64 or blocks < _PROCESSORS
-        return [Blocks(rows, 128, 32, 4) for rows in ((64, 128) if few else (128, 64))]
+        # Steps of 64 channels have half the waits.
+        whole = problem.channels % 64 == 0 or problem.channels > 256
+        wide = Blocks(128, 128, 64, 2) if whole else Blocks(128, 128, 32, 3)
+        narrow = Blocks(64, 256, 32, 3)
+        return [narrow, wide] if problem.filters <= 64 else [wide, narrow]
 
     def plan(self, kernel: Code, problem: ConvProblem, layout: Blocks, accumulate: bool) -> Plan:
         plane = problem.height * problem.width
