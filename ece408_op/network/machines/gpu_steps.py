@@ -34,6 +34,8 @@ _THREADS, _WARPS = 256, 8
 # Blocks of a pass over channels, and elements of a window that one thread searches.
 _BLOCKS, _SMALL_WINDOW = 2048, 64
 _TYPES = {"float32": "float", "float16": "__half", "uint8": "unsigned char"}
+# Up to this number of rows in a window, a thread of `pool` has several outputs.
+_FEW_ROWS = 7
 # Half as many bytes gain nothing where launches take most of the time.
 _FEWEST_STORED = 4
 _BORDERS = {"constant": "ZERO", "edge": "NEAREST", "reflect": "MIRRORED"}
@@ -97,9 +99,12 @@ class GpuSteps(Lowering):
 
     def pool(self, x: Value, y: Value, windows: Windows) -> Plan:
         images = (x.image or x.per_image, y.image or y.per_image)
-        arguments = ("y", "x", y.elements, x.shape[1], *images)
-        defines = (*_pooled(x, y, windows), *stored(x, y))
-        return _launched(_POOL, defines, "pool", y.elements, arguments)
+        # Windows of few rows share them with those below.
+        run = min(4, y.shape[-2]) if windows.kernel[0] <= _FEW_ROWS else 1
+        runs = y.elements // y.shape[-2] * divide_up(y.shape[-2], run)
+        arguments = ("y", "x", runs, x.shape[1], *images)
+        defines = (*_pooled(x, y, windows), ("RUN", run), *stored(x, y))
+        return _launched(_POOL, defines, "pool", runs, arguments)
 
     def pool_gradient(self, x: Value, dy: Value, windows: Windows) -> Plan:
         defines, count = _pooled(x, dy, windows), dy.elements
