@@ -83,12 +83,13 @@ class Watched:
 @dataclass(frozen=True)
 class _Move:
     """A copy between a caller's array and a lane: the caller's address and bytes per image, the
-    offset in the lane's memory, and the bytes of a chunk."""
+    offset in the lane's memory, the bytes of a chunk, and whether the array is page-locked."""
 
     address: int
     image_bytes: int
     offset: int
     nbytes: int
+    is_locked: bool
 
     def at(self, first: int) -> int:
         return self.address + first * self.image_bytes
@@ -180,6 +181,10 @@ class Pass:
     def _bring(self, lane: Any, first: int, moves: Sequence[_Move]) -> None:
         for move in moves:
             source = move.at(first)
+            if move.is_locked:
+                # Results are not copied so: after an error, copies may go on for a while.
+                lane.bring(move.offset, move.nbytes, source)
+                continue
             for done in range(0, move.nbytes, COPIED_BYTES):
                 size, offset = min(COPIED_BYTES, move.nbytes - done), move.offset + done
                 self._copy(lane.host + offset, source + done, size)
@@ -205,5 +210,6 @@ class Pass:
 
 
 def _move(made: Program, value: Value, array: Array) -> _Move:
-    offset = made.places.of(value.buffer)
-    return _Move(array.address, array.image_bytes, offset, value.buffer.nbytes)
+    is_locked = made.machine.is_page_locked(array.address, array.nbytes)
+    offset, nbytes = made.places.of(value.buffer), value.buffer.nbytes
+    return _Move(array.address, array.image_bytes, offset, nbytes, is_locked)

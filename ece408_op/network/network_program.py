@@ -67,7 +67,7 @@ class Program:
         self.places: Places = places(steps, inputs)
         # The stamp of the weights that the lasting arrays were computed from.
         self.stamp = -1
-        self._machine = machine
+        self.machine = machine
         early = steps.early.steps if steps.early else []
         all_steps = [*steps.for_weights, *steps.for_images, *early]
         loaded = machine.load([step.plan for step in all_steps])
@@ -85,7 +85,7 @@ class Program:
         """Run the steps that depend on weights alone; `weights` maps their numbers to addresses."""
         self.forget()
         runs = self._runs(self.steps.for_weights, lane, weights)
-        recorded = self._machine.record(lane, runs)
+        recorded = self.machine.record(lane, runs)
         try:
             recorded.launch()
             lane.wait()
@@ -127,12 +127,12 @@ class Program:
         recorded = self._recorded[key]
         if what not in recorded:
             runs = self._runs(steps, lane, weights, max(0, what))
-            recorded[what] = self._machine.record(lane, runs)
+            recorded[what] = self.machine.record(lane, runs)
         recorded[what].launch()
 
     def timed(self, lane: Any, weights: Mapping[int, int]) -> list[float]:
         """Run all steps one by one and return the seconds of each."""
-        return self._machine.timed(lane, self._runs(self.steps.for_images, lane, weights))
+        return self.machine.timed(lane, self._runs(self.steps.for_images, lane, weights))
 
     def forget(self) -> None:
         """Discard the recordings, because addresses may have changed."""
@@ -143,7 +143,7 @@ class Program:
 
     def close(self) -> None:
         self.forget()
-        self._machine.free(self._lasting)
+        self.machine.free(self._lasting)
 
     def _runs(
         self, steps: list[Step], lane: Any, weights: Mapping[int, int], first: int = 0

@@ -39,7 +39,7 @@ class _Tensor(ctypes.Structure):
 
 def page_locked(array: Any) -> Any:
     """Copy an NDArray or NumPy array of float32, float64 or float16 on the CPU to page-locked
-    memory, which GPUs access directly: staged calls copy it faster.
+    memory, which GPUs access directly: staged calls and whole networks copy it faster.
 
     The memory is freed with the copy. After a fork of the process it is ordinary memory. Raises
     `InvalidProblem` for an array of another type, without elements or on a GPU, `NoUsableGpu`,

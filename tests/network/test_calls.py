@@ -6,6 +6,7 @@ from gpu_networks import Case, array, check_together, error, small
 from programs import together
 
 from ece408_op import settings
+from ece408_op.backends.cpu.native import copy
 from ece408_op.errors import InvalidProblem, NotEnoughMemory, UnsupportedProblem
 from ece408_op.network import Network, microbatches
 from ece408_op.network.machines.emulated import EmulatedMachine
@@ -120,6 +121,23 @@ def test_where_the_time_went(mx):
         assert list(marks) == sorted(marks)
         assert 0 < min(marks) < max(marks) < watched.seconds
     assert 0 < watched.copying < watched.seconds
+
+
+def test_page_locked_images_are_not_copied_on_the_host(mx, monkeypatch):
+    copied = []
+
+    def noted(arrays, threads):
+        copied.extend(nbytes for _, _, nbytes in arrays)
+        copy(arrays, threads)
+
+    monkeypatch.setattr("ece408_op.network.chunk_pipeline.copy", noted)
+    case = small(mx, "lenet", whole=True)
+    (expected,) = case.expected()
+    for is_locked, images in ((False, [case.arrays["data"].nbytes]), (True, [])):
+        monkeypatch.setattr(EmulatedMachine, "is_page_locked", lambda *_: is_locked)  # noqa: B023
+        copied.clear()
+        assert (case.run(case.network())[0] == expected).all()
+        assert copied == [*images, expected.nbytes]
 
 
 def test_less_memory_than_was_said_makes_smaller_chunks(mx, monkeypatch):

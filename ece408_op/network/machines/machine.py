@@ -84,6 +84,10 @@ class GpuMachine(Machine):
     def download(self, to: int, address: int, nbytes: int) -> None:
         """Copy to the host."""
 
+    def is_page_locked(self, address: int, nbytes: int) -> bool:
+        """Return whether lanes can copy from this part of the host's memory."""
+        return False
+
     @abstractmethod
     def load(self, plans: Sequence[Any]) -> list[Any]:
         """Compile and load the plans."""

@@ -15,6 +15,7 @@ from ...backends.cuda.runtime import device, launcher
 from ...backends.cuda.runtime.compiler import compile_plan
 from ...backends.cuda.runtime.device import Gpu, Lane, reported
 from ...backends.cuda.runtime.graphs import Recording
+from ...backends.cuda.runtime.page_locked import pool
 from ...backends.cuda.work import done
 from ...op_log import GpuTime
 from .gpu_steps import GpuSteps
@@ -73,6 +74,9 @@ class RealGpu(GpuMachine):
         with reported("a copy from the GPU"):
             self._gpu.cuda.memcpy_dtoh(as_array(to, (nbytes,), "uint8"), address)
 
+    def is_page_locked(self, address: int, nbytes: int) -> bool:
+        return pool.covers(address, nbytes)
+
     def load(self, plans: Sequence[Plan]) -> list[Any]:
         gpu, folder = self._gpu, launcher.cache_folder()
         wanted = {(plan.kernel, plan.macros) for plan in plans}
@@ -83,8 +87,8 @@ class RealGpu(GpuMachine):
             if name is not None:
                 compile_plan(each[0].source, each[1], name, folder)
 
-        with ThreadPoolExecutor(max(1, len(os.sched_getaffinity(0)))) as pool:
-            list(pool.map(compiled, wanted))
+        with ThreadPoolExecutor(max(1, len(os.sched_getaffinity(0)))) as threads:
+            list(threads.map(compiled, wanted))
         return [launcher.load(gpu, plan) for plan in plans]
 
     def lanes(
