@@ -457,7 +457,7 @@ struct Worker {
         return begun;
     }
 
-    // Two taps are in flight: one multiplies, while the other's sums, if they are scaled, are added up.
+    // Two taps are in flight: one multiplies, while the other's sums, if scaled, are added up.
     __device__ __forceinline__ void multiply_item(float (&total)[kSums], const Item &item) {
         float even[kSums], odd[kSums];
         Cursor cursor(item);

@@ -1,7 +1,7 @@
 // Pooling: the largest value, the average or the sum of windows of each plane.
 //
-// A thread has RUN outputs, one below the other, whose windows share rows; neighbouring threads read
-// neighbouring windows, which overlap in the caches.
+// A thread has RUN outputs, one below the other, whose windows share rows; neighbouring threads
+// read neighbouring windows, which overlap in the caches.
 #include "pooling.cuh"
 
 #ifndef RUN
