@@ -22,7 +22,7 @@ OPTIONS = ("-std=c++17", "-default-device", "-DINFINITY=__int_as_float(0x7f80000
 _STDINT = b"""
 typedef signed char int8_t; typedef short int16_t; typedef int int32_t; typedef long int64_t;
 typedef unsigned char uint8_t; typedef unsigned short uint16_t; typedef unsigned int uint32_t;
-typedef unsigned long uint64_t;
+typedef unsigned long long uint64_t;
 """
 
 
