@@ -17,6 +17,9 @@ Pair = tuple[int, int]
 # large ones may have a larger error: Winograd's algorithm adds numbers that only its neighbours
 # need, and split numbers share a power of two.
 PRECISIONS = ("strict", "float32", "tf32", "float16")
+# The largest error of an element, relative to the sum of its terms' magnitudes: of "strict" for all
+# numbers, of the others for normal ones (docs/results/cuda_errors.md), rounded up.
+_LARGEST_ERRORS = {"float16": 1e-2, "tf32": 1e-3, "float32": 1e-5, "strict": 1e-6}
 ITEM_BYTES = {"float16": 2, "float32": 4, "float64": 8}
 # Limits of kernels/cpu/api/shape.h: MXNet's for one size, and address arithmetic's for an array.
 MOST_SIZE = 2**31 - 1
@@ -33,17 +36,28 @@ _AXES = {
 _PAIRS = {"k": "kernel", "s": "stride", "p": "pad", "d": "dilate"}
 
 
-def check_precision(name: str, what: str = "precision") -> str:
-    """Return the name if it is one of `PRECISIONS`; `what` is "precision" or "gradient precision".
-    Raises `InvalidSetting` if not."""
-    if name not in PRECISIONS:
-        attribute = what.replace(" ", "_")
-        ways = ["--precision"] if what == "precision" else []
-        where = ", ".join([f"attribute {attribute}", *ways, f"ECE408_{attribute.upper()}"])
+def check_precision(given: str | float, what: str = "precision") -> str:
+    """Return the name if it is one of `PRECISIONS`. For a number, the largest error of an element
+    that the caller accepts, relative to the sum of its terms' magnitudes, return the lowest
+    precision that keeps it. `what` is "precision" or "gradient precision". Raises `InvalidSetting`
+    for other names and for numbers that no precision keeps."""
+    if given in PRECISIONS:
+        return str(given)
+    attribute = what.replace(" ", "_")
+    ways = ["--precision"] if what == "precision" else []
+    where = ", ".join([f"attribute {attribute}", *ways, f"ECE408_{attribute.upper()}"])
+    try:
+        accepted = float(given)
+    except ValueError:
         raise InvalidSetting(
-            f"unknown {what} {name!r}; choose one of {', '.join(PRECISIONS)} ({where})"
-        )
-    return name
+            f"unknown {what} {given!r}; choose one of {', '.join(PRECISIONS)}, or the largest "
+            f"error of an element, such as 1e-5 ({where})"
+        ) from None
+    for name, error in _LARGEST_ERRORS.items():
+        if error <= accepted:
+            return name
+    least = min(_LARGEST_ERRORS.values())
+    raise InvalidSetting(f"no kernel keeps {what} {given}; accept errors of {least} ({where})")
 
 
 @dataclass(frozen=True)

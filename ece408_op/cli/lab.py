@@ -97,7 +97,7 @@ def check(options: argparse.Namespace) -> None:
     for a file that cannot be sanitized, and `ProfilerMissing` without compute-sanitizer.
     """
     files = list(itertools.chain.from_iterable(map(_files, options.files)))
-    check_precision(options.precision)
+    options.precision = check_precision(options.precision)
     if options.term:
         shapes.of_term(options.term)
     if options.sanitize:
@@ -160,7 +160,7 @@ def time(options: argparse.Namespace) -> None:
     if one fails.
     """
     contenders = [_contender(name) for name in options.files]
-    check_precision(options.precision)
+    options.precision = check_precision(options.precision)
     kind, rounds = timing.device_of(contenders), options.repeat
     layers = options.layer or own_layers(contenders)
     if kind == "cuda" and (options.emulate or dispatch.backend_of_cuda_files() == "emulator"):

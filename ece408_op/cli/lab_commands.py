@@ -140,7 +140,7 @@ def _add_time(actions: Any) -> None:
 def _add_precision(parser: arguments.Parser) -> None:
     parser.option(
         "--precision NAME",
-        f"required precision of a file: {', '.join(PRECISIONS)} (default: float32)",
+        f"required precision of a file: {', '.join(PRECISIONS)}, or an error (default: float32)",
         default="float32",
     )
 

@@ -62,7 +62,7 @@ def _add_milestone(commands: Any, each: Milestone) -> None:
         )
         parser.option(
             "--precision NAME",
-            f"minimum precision of convolutions: {', '.join(PRECISIONS)} (default: "
+            f"minimum precision of convolutions: {', '.join(PRECISIONS)}, or an error (default: "
             "ECE408_PRECISION, or float32); lower ones are faster for CUDA kernels only",
         )
     if each.own_operator or each.on_gpu:

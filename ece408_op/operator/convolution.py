@@ -41,8 +41,8 @@ def Convolution(
     out: Any = None,
     backend: str | None = None,
     cuda_kernel: str | None = None,
-    precision: str | None = None,
-    gradient_precision: str | None = None,
+    precision: str | float | None = None,
+    gradient_precision: str | float | None = None,
     **of_mxnet: Any,
 ) -> Any:
     """MXNet's Convolution in two dimensions or one, computed by the kernels of this package.
@@ -55,9 +55,9 @@ def Convolution(
     names the backend for this layer; `cuda_kernel` names a kernel of backend `cuda` or a file with
     your own kernel; `precision`, one of "strict", "float32", "tf32" and "float16", is the minimum
     precision of the forward pass in float32 ("strict": each element within 1e-6 of the sum of its
-    terms' magnitudes). This is a minimum; results may be more exact. `gradient_precision` is the
-    same for gradients. `of_mxnet` are attributes that MXNet gives a Symbol's node, such as
-    `lr_mult` or `__group__`.
+    terms' magnitudes), or a number: the largest such error that you accept. This is a minimum;
+    results may be more exact. `gradient_precision` is the same for gradients. `of_mxnet` are
+    attributes that MXNet gives a Symbol's node, such as `lr_mult` or `__group__`.
 
     Raises `InvalidProblem`, `UnsupportedProblem`, `InvalidSetting`, and for NDArrays, before
     computing, the reason why the requested backend cannot compute; `errors.surfaced` describes how

@@ -57,6 +57,32 @@ def test_nothing_less_exact_is_chosen_unless_it_is_permitted(capability):
         assert catalog.default(problem, "forward", capability).float32_accurate
 
 
+@pytest.mark.parametrize(
+    ("accepted", "name"),
+    [(1e-6, "strict"), ("9.9e-6", "strict"), (1e-5, "float32"), ("1e-3", "tf32"), (0.5, "float16")],
+)
+def test_a_number_is_the_largest_error_that_is_accepted(accepted, name):
+    assert (
+        ConvAttributes.parse(
+            {"kernel": "(3,3)", "num_filter": "2", "precision": str(accepted)}
+        ).precision
+        == name
+    )
+    with settings.override(precision=str(accepted)):
+        assert settings.precision() == name
+
+
+@pytest.mark.parametrize("accepted", ["1e-7", "0", "-1", "nan"])
+def test_a_number_that_no_precision_keeps(accepted):
+    with (
+        settings.override(precision=accepted),
+        pytest.raises(
+            InvalidSetting, match=f"no kernel keeps precision {accepted}; accept errors of 1e-06"
+        ),
+    ):
+        settings.precision()
+
+
 def test_permission_is_made_use_of_where_it_pays():
     problem = SHAPES["fa19_2"]
     assert catalog.default(problem, "forward", (9, 0), "tf32").precision == "tf32"
