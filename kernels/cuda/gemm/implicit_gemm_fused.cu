@@ -273,6 +273,23 @@ struct Item {
     }
 };
 
+// One element by direct convolution. Pixels outside the image are skipped, not multiplied as
+// zeros. Arguments by value stay in registers.
+__device__ __noinline__ float textbook(RowSource rows, ColumnSource columns, int group,
+                                       unsigned row, unsigned column, int batch) {
+    const Part of_row = rows.line(group, row, batch);
+    const Part of_column = columns.line(group, column, batch);
+    double sum = 0;
+#pragma unroll 1
+    for (unsigned k = 0; k < k_count(batch); k++) {
+        const Part there = columns.at(k, batch);
+        if (ColumnSource::has(of_column, there)) {
+            sum += double(load(rows, of_row, rows.at(k, batch))) * load(columns, of_column, there);
+        }
+    }
+    return float(sum);
+}
+
 struct Arrays {
     float *out;
     RowSource rows;
@@ -288,20 +305,9 @@ struct Arrays {
         return partial + ((size_t(split) * GROUPS + group) * kRows + row) * columns + column;
     }
 
-    // One element by direct convolution. Pixels outside the image are skipped, not multiplied as
-    // zeros.
-    __device__ __noinline__ float textbook(int group, unsigned row, unsigned column) const {
-        const Part of_row = rows.line(group, row, batch);
-        const Part of_column = columns.line(group, column, batch);
-        double sum = 0;
-        for (unsigned k = 0; k < k_count(batch); k++) {
-            const Part there = columns.at(k, batch);
-            if (ColumnSource::has(of_column, there)) {
-                sum += double(load(rows, of_row, rows.at(k, batch))) *
-                       load(columns, of_column, there);
-            }
-        }
-        return float(sum);
+    // The bias of a row's sums, unless `add_up` adds it.
+    __device__ __forceinline__ float bias_of(const Item &item, unsigned row) const {
+        return BIAS && splits == 1 && row < kRows ? bias[item.group * kRows + row] : 0;
     }
 
     // Writes MOST sums f(i) of rows `row` + i of a column, or stores them for `add_up`.
@@ -321,16 +327,21 @@ struct Arrays {
         const int line = item.group * kRows + row;
         float *to = out + place_of(column) + size_t(line) * kRowPitch;
         unsigned again = 0;  // bit i: sum i is not finite
+        float before[MOST];
+#pragma unroll
+        for (int i = 0; i < MOST; i++) before[i] = row + i < kRows ? held(to + i * kRowPitch) : 0;
 #pragma unroll
         for (int i = 0; i < MOST; i++) {
             const float sum = f(i);
-            if (row + i < kRows && isfinite(sum)) write_one(to + i * kRowPitch, column, sum, line + i);
-            again |= unsigned(row + i < kRows && !isfinite(sum)) << i;
+            const bool is_usual = isfinite(sum);
+            if (row + i < kRows && is_usual) write_one(to + i * kRowPitch, column, sum, before[i]);
+            again |= unsigned(row + i < kRows && !is_usual) << i;
         }
         for (; again; again &= again - 1) {
             const int i = __ffs(again) - 1;
-            const float sum = textbook(item.group, row + i, column);
-            write_one(to + i * kRowPitch, column, sum, line + i);
+            const float sum = textbook(rows, columns, item.group, row + i, column, batch) +
+                              bias_of(item, row + i);
+            write_one(to + i * kRowPitch, column, sum, held(to + i * kRowPitch));
         }
     }
 
@@ -344,9 +355,9 @@ struct Arrays {
         return size_t(image) * kImage + pixel;
     }
 
-    __device__ __forceinline__ void write_one(float *to, unsigned column, float sum,
-                                              int line) const {
-        store(to, sum, bias, line);
+    static __device__ __forceinline__ void write_one(float *to, unsigned column, float sum,
+                                                     float before) {
+        store_biased(to, sum, before);
         if (!kByOutput || !kStrided) return;
         // Zeros for the pixels that the stride skips.
         const int inside = column % kOutPlane;
@@ -356,7 +367,8 @@ struct Arrays {
         for (int i = 0; i < STRIDE_H * STRIDE_W; i++) {
             const int row = i / STRIDE_W, across = i % STRIDE_W;
             if (i > 0 && row < height && across < width) {
-                store(to + row * WIDTH + across, 0, bias, line);
+                float *const skipped = to + row * WIDTH + across;
+                store_biased(skipped, 0, held(skipped));
             }
         }
     }
@@ -406,6 +418,13 @@ struct Worker {
 
     // Writes the tile so that lanes write neighbouring columns, then clears the sums.
     __device__ __forceinline__ void write(Shared &shared, const Arrays &arrays, const Item &item) {
+        // One block of a cluster adds the bias.
+        if (BIAS && blockIdx.x % CLUSTER == 0) {
+            const float upper = arrays.bias_of(item, item.row + row);
+            const float lower = arrays.bias_of(item, item.row + row + 8);
+#pragma unroll
+            for (int i = 0; i < kSums; i++) total[i] += i / 2 % 2 ? lower : upper;
+        }
 #if CLUSTER > 1
         write_by_cluster(shared, arrays, item);
 #else
@@ -566,5 +585,6 @@ extern "C" __global__ void __launch_bounds__(256)
     for (int split = 0; split < splits; split++) {
         sum += *arrays.partial_at(split, item.group, line % kRows, column);
     }
+    sum += arrays.bias_of(item, line % kRows);
     arrays.write<1>(item, line % kRows, column, [&](int) { return sum; });
 }

@@ -558,9 +558,7 @@ struct Worker {
 #pragma unroll
             for (int r = 0; r < 16; r++) {
                 again |= (isfinite(sums[r]) ? 0 : 1u << r) & there;
-                float sum = sums[r] + before[r];
-                ACTIVATE(sum);
-                if ((there & ~again) >> r & 1) __stcs(places[r], Y_TYPE(sum));
+                if ((there & ~again) >> r & 1) store_biased(places[r], sums[r], before[r]);
             }
             for (; again; again &= again - 1) {
                 const Element here(item.set, row + __ffs(again) - 1, item.job, image, i, j);

@@ -22,12 +22,17 @@ __device__ __forceinline__ float held(const T *y) {
 
 // Writes one element of the output, whose old value is `before`. A streaming store: the kernel does
 // not read it again.
-template <class T, class B>
-__device__ __forceinline__ void store(T *y, float sum, const B *bias, int filter, float before) {
-    if (BIAS) sum += float(bias[filter]);
+template <class T>
+__device__ __forceinline__ void store_biased(T *y, float sum, float before) {
     if (ACCUMULATE) sum += before;
     ACTIVATE(sum);
     __stcs(y, T(sum));
+}
+
+template <class T, class B>
+__device__ __forceinline__ void store(T *y, float sum, const B *bias, int filter, float before) {
+    if (BIAS) sum += float(bias[filter]);
+    store_biased(y, sum, before);
 }
 
 template <class T, class B>
