@@ -10,7 +10,7 @@ unexport PYTHONDONTWRITEBYTECODE
 # Arguments for the milestones of `make run`, such as ARGS="1000" or ARGS="--batch-size 500".
 ARGS ?=
 
-.PHONY: run test emulate test-all test-sanitized fuzz lint check-docs release-check format clean help
+.PHONY: run test emulate test-all test-sanitized sanitize-cuda fuzz lint check-docs release-check format clean help
 
 run: $(VENV)/.installed  ## set up and run m1.1 and m2.1; ARGS="1000" for fewer images
 	@echo "make: milestone 1.1, MXNet's own convolution on the CPU"
@@ -50,6 +50,13 @@ UNDER_SANITIZERS = LD_PRELOAD="$(call library,libasan.so):$(call library,libstdc
 
 test-sanitized: $(SANITIZED)  ## the CPU kernels' tests under ASan and UBSan
 	$(UNDER_SANITIZERS) ECE408_TEST_LIBRARY=$(SANITIZED) $(PY) -m pytest -q tests/backends/cpu
+
+# Without guard zones, which would hide accesses beyond an array from the tools.
+sanitize-cuda: $(VENV)/.installed-test  ## the CUDA kernels under compute-sanitizer, on a GPU
+	for tool in memcheck racecheck initcheck synccheck; do \
+	    compute-sanitizer --tool $$tool --error-exitcode 1 \
+	        $(PY) scripts/check_cuda.py $(ARGS) --small --bare --random 6 || exit; \
+	done
 
 fuzz: $(SANITIZED)  ## 20000 random problems and 5000 random networks under ASan and UBSan
 	$(UNDER_SANITIZERS) $(PY) scripts/fuzz_cpu.py 20000 --library $(SANITIZED)

@@ -52,7 +52,7 @@ def test_a_python_without_pytorch_is_said(python, capfd):
         pass
 
 
-@pytest.mark.parametrize("script", ["bench.py", "check_cuda.py", "sanitize_cuda.py"])
+@pytest.mark.parametrize("script", ["bench.py", "check_cuda.py"])
 def test_the_scripts_show_help_without_a_gpu(script):
     result = programs.run(sys.executable, SCRIPTS / script, "--help")
     assert result.returncode == 0, result.stderr
