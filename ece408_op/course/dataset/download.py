@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import http.client
 import re
-import socket
 import time
 import urllib.error
 import urllib.request
@@ -16,9 +15,8 @@ from tqdm import tqdm
 from ...files.cachedir import replace, writing
 from . import idx
 
-# Timeouts in seconds: to connect and receive an answer; between two blocks; between two attempts.
-ANSWER_S = 5.0
-READ_S = 30.0
+# Seconds for which a server may say nothing, and between two attempts.
+ANSWER_S = 10.0
 PAUSE_S = 1.0
 ATTEMPTS = 3
 _BLOCK = 1 << 16
@@ -99,9 +97,8 @@ def _receive(url: str, part: Path, most: int) -> None:
 
 
 def _open(request: urllib.request.Request) -> Any:
-    opener = urllib.request.build_opener(_Handler())
     try:
-        return opener.open(request, timeout=ANSWER_S)
+        return urllib.request.urlopen(request, timeout=ANSWER_S)
     except urllib.error.HTTPError:
         raise
     except (OSError, http.client.HTTPException) as error:
@@ -145,45 +142,3 @@ def _copy(url: str, response: Any, file: BinaryIO, start: int, most: int) -> Non
 
 def _size(path: Path) -> int:
     return path.stat().st_size if path.is_file() else 0
-
-
-class _Connection(http.client.HTTPConnection):
-    """A connection with a short timeout for the answer, but not within a file."""
-
-    def connect(self) -> None:
-        self.sock = _connect(self.host, self.port)
-
-    def getresponse(self) -> http.client.HTTPResponse:
-        # The connection may drop its socket here; the response then still reads from it.
-        connected = self.sock
-        response = super().getresponse()
-        connected.settimeout(READ_S)
-        return response
-
-
-def _connect(host: str, port: int) -> socket.socket:
-    """Connect within `ANSWER_S` in total, for any number of addresses of the name."""
-    deadline = time.monotonic() + ANSWER_S
-    failure: OSError = socket.timeout("timed out")
-    for family, kind, protocol, _, address in socket.getaddrinfo(
-        host, port, type=socket.SOCK_STREAM
-    ):
-        remaining = deadline - time.monotonic()
-        if remaining <= 0:
-            break
-        connected = socket.socket(family, kind, protocol)
-        connected.settimeout(remaining)
-        try:
-            connected.connect(address)
-        except OSError as error:
-            connected.close()
-            failure = error
-            continue
-        connected.settimeout(ANSWER_S)
-        return connected
-    raise failure
-
-
-class _Handler(urllib.request.HTTPHandler):
-    def http_open(self, req: urllib.request.Request) -> http.client.HTTPResponse:
-        return self.do_open(_Connection, req)

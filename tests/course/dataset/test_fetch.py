@@ -313,22 +313,6 @@ def test_without_a_server_the_package_is_taken(fake, folder, packaged, monkeypat
     assert len(fashion_data.load("train")[0]) == 20
 
 
-@pytest.mark.slow
-def test_a_pause_within_a_file_may_be_longer_than_one_before(site, folder, monkeypatch):
-    monkeypatch.setattr(download, "ANSWER_S", 1.0)
-
-    def dawdle(self, site, content, start):
-        self.send_response(200)
-        self.send_header("Content-Length", str(len(content)))
-        self.end_headers()
-        time.sleep(1.2)
-        self.wfile.write(content)
-
-    monkeypatch.setattr(Handler, "_send", dawdle)
-    fetch(folder, ("t10k",), site.base)
-    assert len(site.requests) == 2
-
-
 def test_the_part_goes_once_the_package_gave_the_file(site, folder, packaged):
     site.cuts = [100, 10, 1]
     fetch(folder, ("t10k",), site.base)
