@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import linecache
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -43,8 +44,7 @@ def _launch(launched: Launched, resident: Resident, architecture: str) -> str:
 
 
 def _table(counts: Sequence[Count], source: Path) -> list[str]:
-    texts = _Texts(source.parent)
-    rows = [_HEAD, *(_row(each, texts) for each in counts if _matters(each))]
+    rows = [_HEAD, *(_row(each, source.parent) for each in counts if _matters(each))]
     return [f"    {line}" for line in markdown.aligned(rows, (0, 1, 6))]
 
 
@@ -55,7 +55,7 @@ def _matters(each: Count) -> bool:
     return ":" in str(each.place) and (each.what != "code" or parts)
 
 
-def _row(each: Count, texts: _Texts) -> tuple[str, ...]:
+def _row(each: Count, folder: Path) -> tuple[str, ...]:
     one = each.sectors or each.passes
     return (
         str(each.place),
@@ -64,29 +64,12 @@ def _row(each: Count, texts: _Texts) -> tuple[str, ...]:
         f"{32 * each.lanes / each.possible_lanes:.1f}",
         f"{one / each.warps:.1f}" if one else "",
         f"{each.conflicts / each.passes:.0%}" if each.passes else "",
-        texts(str(each.place)),
+        _source_line(folder, str(each.place)),
     )
 
 
-class _Texts:
-    """Lines of the sources in a folder, by "file:line"."""
-
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
-        self._files: dict[str, list[str]] = {}
-
-    def __call__(self, place: str) -> str:
-        name, _, number = place.rpartition(":")
-        if name not in self._files:
-            self._files[name] = self._lines(name)
-        lines, index = self._files[name], int(number) - 1
-        text = lines[index].strip() if 0 <= index < len(lines) else ""
-        return text if len(text) <= _SOURCE_WIDTH else text[: _SOURCE_WIDTH - 3] + "..."
-
-    def _lines(self, name: str) -> list[str]:
-        try:
-            path = self._folder / Path(name).name
-            return path.read_text(encoding="utf-8", errors="replace").splitlines()
-        except OSError:
-            # A header from another folder.
-            return []
+def _source_line(folder: Path, place: str) -> str:
+    """Return the text at "file:line", cut to the column's width; none of a header elsewhere."""
+    name, _, number = place.rpartition(":")
+    text = linecache.getline(str(folder / name), int(number)).strip()
+    return text if len(text) <= _SOURCE_WIDTH else text[: _SOURCE_WIDTH - 3] + "..."

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import contextlib
 import csv
 import io
 import statistics
@@ -61,7 +60,12 @@ def rank(options: argparse.Namespace) -> None:
     ranking = ranks.load(kept, conditions)
     if options.again:
         ranks.again(ranking)
-    with contextlib.closing(_Progress()) as progress:
+    with tqdm(leave=False, disable=None) as bar:
+
+        def show(what: str, done: int, total: int) -> None:
+            bar.desc, bar.n, bar.total = what, done, total
+            bar.refresh()
+
         ranks.rank(
             files,
             ranking,
@@ -69,7 +73,7 @@ def rank(options: argparse.Namespace) -> None:
             rounds,
             options.jobs or max(1, settings.threads() // 2),
             lambda: ranks.save(ranking, kept),
-            progress.show,
+            show,
         )
     ranks.save(ranking, kept)
     head, rows = _table(ranking)
@@ -101,27 +105,6 @@ def _most(files: dict[str, KernelFile | str]) -> str:
             own, most = _DEVICES[file.device], _DEVICES[kind]
             files[name] = f"it is for {own}, and most files are for {most}"
     return kind
-
-
-class _Progress:
-    """A progress bar for each kind of step."""
-
-    def __init__(self) -> None:
-        self._bar: tqdm | None = None
-        self._what = ""
-
-    def show(self, what: str, done: int, total: int) -> None:
-        if self._bar is None or self._what != what:
-            self.close()
-            self._bar = tqdm(total=total, desc=what, leave=False, disable=None)
-            self._what = what
-        self._bar.n, self._bar.total = done, total
-        self._bar.refresh()
-
-    def close(self) -> None:
-        if self._bar is not None:
-            self._bar.close()
-            self._bar = None
 
 
 def _table(ranking: Ranking) -> tuple[list[str], list[list[str]]]:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from ..errors import InvalidSetting
-from ..files.markdown import listed
+from ..files.markdown import aligned, listed
 
 # Minimum runs per side for a significance test, and its significance level.
 _ENOUGH = 4
@@ -94,14 +94,7 @@ def text(sides: Sequence[Side]) -> str:
     for side in sides[1:]:
         header += [side.name, "gain"]
     rows = [header, *(_row(key, sides) for key in keys)]
-    widths = [max(len(row[i]) for row in rows) for i in range(len(header))]
-    lines = [
-        "  ".join(
-            cell.ljust(width) if i < 2 else cell.rjust(width)
-            for i, (cell, width) in enumerate(zip(row, widths))
-        ).rstrip()
-        for row in rows
-    ]
+    lines = aligned(rows, range(2))
     return "\n".join([*abouts, "", *lines, "", *_notes(rows, sides)])
 
 
