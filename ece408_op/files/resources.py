@@ -47,12 +47,6 @@ def cuda_folders() -> list[Path]:
     return sorted(each for each in (kernels_dir() / "cuda").iterdir() if each.is_dir())
 
 
-def results_dir() -> Path | None:
-    """Return the checkout's folder of benchmark results; an installed package has none."""
-    folder = _PACKAGE.parent / "docs" / "results"
-    return folder if folder.is_dir() else None
-
-
 def _find(name: str) -> Path | None:
     for folder in (_PACKAGE / name, _PACKAGE.parent / name):
         if folder.is_dir():

@@ -12,7 +12,6 @@ from ..course.milestone import MILESTONES, Milestone
 from ..host import this_python
 from ..problem import ConvProblem
 from . import ladder, ladder_view, overview, plan, profile_view, rendering
-from .cudnn_times import Recorded, recorded
 from .ladder_view import LadderView
 from .notes import Sections
 from .plan import Measurement, Options
@@ -109,7 +108,6 @@ def build(
         finding=overview.finding(found),
         lacking=lacking,
         layers=layers,
-        cudnn=_cudnn(options, ladders[0]),
         notes=Sections(notes),
     )
     return Document(title, markdown, pictures, _failures(measurements, results))
@@ -165,13 +163,6 @@ def _shown(made: Sequence[tuple[Measurement, Result]]) -> Shown:
         failed or Row(runs).summary,
         tuple(f"{layer}: {name}" for layer, name in _GPU_LINE.findall(results[0].stderr)),
     )
-
-
-def _cudnn(options: Options, gpu: LadderView) -> Recorded | None:
-    """Return recorded times of cuDNN, unless this GPU was measured itself."""
-    if gpu.ladder is not None and gpu.ladder.peers:
-        return None
-    return recorded(options.term)
 
 
 def _failures(

@@ -7,12 +7,12 @@ import xml.etree.ElementTree as ElementTree
 from dataclasses import replace
 
 import pytest
+from places import ROOT
 from played import played_ladder
 
 from ece408_op.bench import results, shapes
 from ece408_op.course.comparison import Run
 from ece408_op.course.course_terms import TERMS
-from ece408_op.files.resources import results_dir
 from ece408_op.profile.activities import Activity, Profile
 from ece408_op.report import figures, ladder, overview, svg, timeline
 
@@ -53,7 +53,7 @@ def _overlaps(picture):
 
 def _recorded_ladder():
     """Return all CUDA kernels' recorded times of a term, below an H200's ceilings."""
-    document = results.load(results_dir() / "cuda_bench.json")
+    document = results.load(ROOT / "docs" / "results" / "cuda_bench.json")
     layers = ladder.problems(TERMS["2019fa"], 10000)
     rows = {row["case"]: row["ms"] for row in document["rows"]}
     kernels = {n: rows[shapes.called(p)] for n, p in layers.items()}
