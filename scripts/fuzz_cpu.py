@@ -22,42 +22,24 @@ def prepare(library):
         native.LIBRARY = library.resolve()
 
 
-class Workers:
-    """Worker processes, one for each of `jobs` threads; one that dies is replaced."""
+def results(cases, jobs, library):
+    """Yield each case, how often each kernel ran, and its failures. Each of `jobs` threads has a
+    worker process; one that dies is replaced."""
+    # Not forked: other threads may hold locks.
+    context = multiprocessing.get_context("spawn")
+    own = threading.local()
 
-    def __init__(self, jobs, library):
-        self._library = library
-        self._threads = ThreadPoolExecutor(jobs)
-        self._local = threading.local()
-        self._all = []
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *_):
-        self._threads.shutdown(cancel_futures=True)
-        for pool in self._all:
-            pool.shutdown(cancel_futures=True)
-
-    def run(self, cases):
-        """Run the cases; yield each case, how often each kernel ran, and its failures."""
-        return self._threads.map(self._run, cases)
-
-    def _run(self, case):
-        if getattr(self._local, "pool", None) is None:
-            self._local.pool = self._make_pool()
+    def run(case):
+        if not hasattr(own, "pool"):
+            own.pool = ProcessPoolExecutor(1, context, initializer=prepare, initargs=(library,))
         try:
-            return case, *self._local.pool.submit(cpu_fuzz.run, case).result()
+            return case, *own.pool.submit(cpu_fuzz.run, case).result()
         except BrokenProcessPool:
-            self._local.pool = None
+            del own.pool
             return case, Counter(), [("any", "any", "the process was killed")]
 
-    def _make_pool(self):
-        # Not forked: other threads may hold locks.
-        context = multiprocessing.get_context("spawn")
-        pool = ProcessPoolExecutor(1, context, initializer=prepare, initargs=(self._library,))
-        self._all.append(pool)
-        return pool
+    with ThreadPoolExecutor(jobs) as threads:
+        yield from threads.map(run, cases)
 
 
 def main():
@@ -74,14 +56,13 @@ def main():
     else:
         prepare(options.library)
         cases = list(cpu_fuzz.cases(options.count, options.seed))
-    with Workers(options.jobs, options.library) as workers:
-        results = workers.run(cases)
-        progress = tqdm(results, total=len(cases), unit="problem", disable=None)
-        for case, counts, failures in progress:
-            ran += counts
-            for kernel, direction, how in failures:
-                wrong[kernel, direction] += 1
-                progress.write(f"{kernel} {direction}: {how}\n  --problem '{case}'", sys.stderr)
+    found = results(cases, options.jobs, options.library)
+    progress = tqdm(found, total=len(cases), unit="problem", disable=None)
+    for case, counts, failures in progress:
+        ran += counts
+        for kernel, direction, how in failures:
+            wrong[kernel, direction] += 1
+            progress.write(f"{kernel} {direction}: {how}\n  --problem '{case}'", sys.stderr)
     print(cpu_fuzz.table(ran, wrong))
     return bool(wrong)
 
