@@ -478,8 +478,7 @@ def _content(folder: Path) -> tuple[int, int]:
 
 def _environment(scratch: Path) -> dict[str, str]:
     """Return the environment of a process: only needed variables of this one, which may contain
-    secrets, and its settings, except those that choose a kernel.
-    settings, but for those that choose a kernel."""
+    secrets, and its settings, except those that choose a kernel."""
     environment = {
         name: value
         for name, value in os.environ.items()

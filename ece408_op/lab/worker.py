@@ -128,9 +128,9 @@ class _Worker(ABC):
             elif "method" in request:
                 self._method(request["method"])
             elif "findings" in request:
-                return {"findings": self._findings()}
+                return {"findings": findings.take()}
             elif "counts" in request:
-                return {"counts": self._counts()}
+                return {"counts": counts.take()}
             elif "has_prolog" in request:
                 return {"has_prolog": self._has_prolog()}
             elif "wake" in request and self._gpu is not None:
@@ -155,12 +155,6 @@ class _Worker(ABC):
     def _has_prolog(self) -> bool:
         return False
 
-    def _findings(self) -> list[dict[str, Any]]:
-        return []
-
-    def _counts(self) -> dict[str, Any]:
-        return {}
-
     def _backend(self, layer: Layer) -> Backend:
         backend = dispatch.select(self._problem, layer, "forward")
         backend.prepare(self._problem, "forward")
@@ -182,8 +176,7 @@ class _CpuWorker(_Worker):
 
 
 class _EmulatedWorker(_CpuWorker):
-    """A CUDA kernel in the emulator, whose findings and counts are kept until they are
-    requested."""
+    """A CUDA kernel in the emulator, which keeps findings and counts until they are requested."""
 
     def __init__(self, emulated: emulator.Emulated, number: int) -> None:
         super().__init__(Layer(), number)
@@ -196,12 +189,6 @@ class _EmulatedWorker(_CpuWorker):
 
     def _backend(self, layer: Layer) -> Backend:
         return self._emulated
-
-    def _findings(self) -> list[dict[str, Any]]:
-        return findings.take()
-
-    def _counts(self) -> dict[str, Any]:
-        return counts.take()
 
 
 class _Mapping:

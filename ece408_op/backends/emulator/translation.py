@@ -16,7 +16,6 @@ from dataclasses import dataclass
 _LITERAL = re.compile(r'"(?:\\.|[^"\\\n])*"|(?<![0-9A-Za-z_])\'(?:\\.|[^\'\\\n])*\'')
 _MARKER = re.compile(r'^# (\d+) "([^"\n]*)"((?: \d)*)$', re.M)
 _LAUNCH = re.compile(r"<<\s*<")
-_LAUNCH_END = re.compile(r">>\s*>")
 _CALLEE = re.compile(r"(?:::\s*)?(?:[A-Za-z_]\w*\s*(?:<[^;{}]*>)?\s*::\s*)*[A-Za-z_]\w*\s*$")
 _SHARED = re.compile(r"\b__shared__\b")
 _STATEMENT = re.compile(r"[^;{}]+")
