@@ -3,8 +3,8 @@
 import functools
 from pathlib import Path
 
+import planted_faults as faults
 import pytest
-from studies import faults
 
 from ece408_op import settings
 from ece408_op.backends.emulator import emulator_compiler
