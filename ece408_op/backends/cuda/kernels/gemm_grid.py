@@ -255,11 +255,6 @@ def is_short(problem: ConvProblem, direction: str) -> bool:
     return problem.dtype != "float16" and terms(problem, direction) <= _SHORT_TERMS
 
 
-def is_dense(problem: ConvProblem) -> bool:
-    """Return whether the forward pass is worthwhile; see `is_dense_product`."""
-    return is_dense_product(problem, product(problem, False))
-
-
 def is_dense_product(problem: ConvProblem, made: Product) -> bool:
     """Return whether few zeros are multiplied; groups of one or two channels have other kernels."""
     needed = math.prod(problem.y_shape[1:]) * math.prod(problem.w_shape[1:])

@@ -88,7 +88,7 @@ class HalfStrips(Family):
         `implicit_gemm_prepacked` and `implicit_gemm_fused`, or `implicit_gemm_prepacked_half`."""
         layout = self.layouts(problem, capability)[0]
         cycles = _cycles(problem, self.parts, layout)
-        if not gemm_grid.is_dense(problem):
+        if not implicit_gemm_prepacked.Gemm(False).pays(problem, capability):
             products = math.prod(problem.y_shape[1:]) * math.prod(problem.w_shape[1:])
             return cycles < products / _FLOAT_RATE
         # Work per multiprocessor: images, or whole strips if there are few images.

@@ -137,13 +137,10 @@ class Gemm(Family):
         return 2 if gemm_grid.halves_hold(problem, self.direction) else 3
 
     def pays(self, problem: ConvProblem, capability: Capability) -> bool:
-        if math.prod(problem.kernel) > 1 and not gemm_grid.is_dense(problem):
-            return False
         if self.by_warps:
             few = min(self._sizes(problem, problem.batch)) < _LEAST_SIZE
             return gpu_limits.sums_at_full_rate(capability) and not few
-        other = self.other_microseconds(problem)
-        return other is None or microseconds(problem, self.direction) < other
+        return microseconds(problem, self.direction) < self.other_microseconds(problem)
 
     def plan(self, kernel: Code, problem: ConvProblem, layout: Blocks, accumulate: bool) -> Plan:
         splits = self.splits(problem, layout, problem.batch)
@@ -264,14 +261,14 @@ class Gemm(Family):
         # Windows at an image's edge contribute fewer terms to a gradient for w.
         return (16,) if self.direction == "backward_weight" else (gemm_grid.SHORT_STEP, 16)
 
-    def other_microseconds(self, problem: ConvProblem) -> float | None:
-        """Estimate the time of the kernel with prepacked operands, if it is exact enough."""
+    def other_microseconds(self, problem: ConvProblem) -> float:
+        """Estimate the time of the kernel with prepacked operands; infinite if it is not exact
+        enough."""
+        if not gemm_grid.halves_hold(problem, self.direction):
+            return math.inf
         if self.direction == "backward_weight":
-            holds = implicit_gemm_prepacked_backward_weight.Gemm().holds(problem)
-            return implicit_gemm_prepacked_backward_weight.microseconds(problem) if holds else None
-        backward = self.direction == "backward_data"
-        holds = implicit_gemm_prepacked.Gemm(backward).holds(problem)
-        return implicit_gemm_prepacked.microseconds(problem, backward) if holds else None
+            return implicit_gemm_prepacked_backward_weight.microseconds(problem)
+        return implicit_gemm_prepacked.microseconds(problem, self.direction == "backward_data")
 
 
 def microseconds(problem: ConvProblem, direction: str) -> float:

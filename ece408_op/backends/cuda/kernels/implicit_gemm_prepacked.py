@@ -226,9 +226,12 @@ def estimate(made: Product, layout: Blocks, batch: int) -> tuple[float, int]:
 
 
 def microseconds(problem: ConvProblem, backward: bool, parts: int = 2) -> float:
-    """Estimate the time of all launches."""
-    made = gemm_grid.product(problem, backward, parts)
-    layout = Gemm(backward, parts).layouts(problem, (9, 0))[0]
+    """Estimate the time of all launches; infinite if the kernel does not compute the problem or
+    does not pay."""
+    made, family = gemm_grid.product(problem, backward, parts), Gemm(backward, parts)
+    if family.why_not(problem) is not None or not family.pays(problem, (9, 0)):
+        return math.inf
+    layout = family.layouts(problem, (9, 0))[0]
     cycles, splits = estimate(made, layout, problem.batch)
     read, written = (4 * math.prod(shape) for shape in (problem.x_shape, problem.y_shape))
     if backward:

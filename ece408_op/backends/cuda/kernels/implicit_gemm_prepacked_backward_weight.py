@@ -259,9 +259,12 @@ def estimate(made: Product, layout: Blocks, batch: int) -> tuple[float, int]:
 
 
 def microseconds(problem: ConvProblem) -> float:
-    """Estimate the time of all launches."""
-    made = gemm_grid.product(problem, False)
-    layout = Gemm().layouts(problem, (9, 0))[0]
+    """Estimate the time of all launches; infinite if the kernel does not compute the problem or
+    does not pay."""
+    made, family = gemm_grid.product(problem, False), Gemm()
+    if family.why_not(problem) is not None or not family.pays(problem, (9, 0)):
+        return math.inf
+    layout = family.layouts(problem, (9, 0))[0]
     cycles, splits = estimate(made, layout, problem.batch)
     arrays = 4 * (math.prod(problem.x_shape) + math.prod(problem.y_shape))
     if _strips(made, layout) > 1:

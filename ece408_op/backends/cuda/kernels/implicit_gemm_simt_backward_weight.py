@@ -96,7 +96,7 @@ class ShortSums(Family):
         time = microseconds(rows, columns, positions, _is_plain(problem), layout)
         laid_out = implicit_gemm_fused.Gemm("backward_weight").other_microseconds(problem)
         one_launch = implicit_gemm_fused.microseconds(problem, "backward_weight")
-        return time < min(one_launch, laid_out or one_launch)
+        return time < min(one_launch, laid_out)
 
     def plan(self, kernel: Code, problem: ConvProblem, layout: Blocks, accumulate: bool) -> Plan:
         rows, columns, _ = _sizes(problem)
