@@ -61,6 +61,12 @@ struct Axis {
         return BACKWARD ? (r + PAD - tap * DILATE) / STRIDE : r * STRIDE - PAD + tap * DILATE;
     }
 
+    // The tap through which output `r` reads the position at this offset, or -1.
+    __host__ __device__ static constexpr int tap(int r, int offset) {
+        const int at = BACKWARD ? r + PAD - offset * STRIDE : offset + PAD - r * STRIDE;
+        return at >= 0 && at % DILATE == 0 && at / DILATE < KERNEL ? at / DILATE : -1;
+    }
+
     // The least and the largest offset of `count` outputs.
     __host__ __device__ static constexpr int least(int count) {
         int found = 1 << 30;

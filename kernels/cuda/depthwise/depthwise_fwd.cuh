@@ -63,8 +63,15 @@ struct alignas(GROUP_OUT > 2 ? 16 : 4 * GROUP_OUT) Weights {
 
 using Sums = float[GROUP_OUT][ROWS][kColumns];
 
-constexpr bool kSingle = GROUP_IN == 1 && GROUP_OUT == 1;
+// Each row of a kernel begins at a vector, which has several taps of one or two outputs.
+constexpr int kRowPitch = GROUP_OUT > 2 ? KERNEL_W : divide_up(KERNEL_W, 4) * 4;
+constexpr int kPlaneTaps = KERNEL_H * kRowPitch;
+// Weights of many taps stay in shared memory, and the loop over a window's rows is not unrolled.
+constexpr bool kManyTaps = kTaps > 49;
+constexpr bool kSingle = GROUP_IN == 1 && GROUP_OUT == 1 && !kManyTaps;
 constexpr int kSteps = GROUP_IN / HELD;
+// Threads that divide the planes of an item.
+constexpr int kShares = PLANES == 1 ? smaller(HELD, larger(1, THREADS / kPlaneItems)) : 1;
 
 // The taps between one plane of a group and one of its outputs.
 __device__ __forceinline__ const float *taps_of(const float *w, unsigned group, int in, int out) {
@@ -74,36 +81,47 @@ __device__ __forceinline__ const float *taps_of(const float *w, unsigned group, 
 }
 
 // Copies the weights of a block's groups for planes `first` and later.
-__device__ __forceinline__ void copy_weights(Weights (*to)[kTaps], const float *w, unsigned group0,
+__device__ __forceinline__ void copy_weights(Weights (*to)[kPlaneTaps], const float *w, unsigned group0,
                                              int groups, int first) {
-    constexpr int kOfPlane = kTaps * GROUP_OUT;
+    constexpr int kOfPlane = kPlaneTaps * GROUP_OUT;
     for (int i = threadIdx.x; i < groups * HELD * kOfPlane; i += THREADS) {
         const unsigned group = (group0 + i / (HELD * kOfPlane)) % GROUPS;
-        const int plane = i / kOfPlane, tap = i / GROUP_OUT % kTaps, out = i % GROUP_OUT;
-        to[plane][tap].of[out] = __ldg(taps_of(w, group, first + plane % HELD, out) + tap);
+        const int plane = i / kOfPlane, tap = i / GROUP_OUT % kPlaneTaps, out = i % GROUP_OUT;
+        const int p = tap / kRowPitch, q = tap % kRowPitch;
+        const float *taps = taps_of(w, group, first + plane % HELD, out);
+        to[plane][tap].of[out] = q < KERNEL_W ? __ldg(taps + p * KERNEL_W + q) : 0;
+    }
+}
+
+// Loads the weights of one plane and one output into registers.
+__device__ __forceinline__ void load_weights(Weights (&to)[kPlaneTaps], const float *taps) {
+#pragma unroll
+    for (int tap = 0; tap < kTaps; tap++) {
+        to[tap / KERNEL_W * kRowPitch + tap % KERNEL_W].of[0] = __ldg(taps + tap);
     }
 }
 
 // Adds the rows of a thread's window to its outputs; each row is read once.
 template <class Pixels>
 __device__ __forceinline__ void add_up(Sums &sums, const Pixels &window,
-                                       const Weights (&weights)[kTaps]) {
-#pragma unroll
+                                       const Weights *weights) {
+#pragma unroll(kManyTaps ? 1 : kMost - kLeast + 1)
     for (int h = kLeast; h <= kMost; h++) {
         float pixels[kColumns][KERNEL_W];
         window.read(pixels, h);
 #pragma unroll
         for (int r = 0; r < ROWS; r++) {
+            const int p = Down::tap(r, h);
+            if (p < 0) continue;
+            const Weights *row = weights + p * kRowPitch;
 #pragma unroll
-            for (int tap = 0; tap < kTaps; tap++) {
-                const int p = tap / KERNEL_W, q = tap % KERNEL_W;
-                if (!Down::reads(r, p) || Down::offset(r, p) != h) continue;
+            for (int q = 0; q < KERNEL_W; q++) {
 #pragma unroll
                 for (int c = 0; c < kColumns; c++) {
                     if (!Across::reads(c, q)) continue;
 #pragma unroll
                     for (int o = 0; o < GROUP_OUT; o++) {
-                        sums[o][r][c] += weights[tap].of[o] * pixels[c][q];
+                        sums[o][r][c] += row[q].of[o] * pixels[c][q];
                     }
                 }
             }
@@ -150,12 +168,31 @@ __device__ __forceinline__ void epilogue(Y_TYPE *out, Collected &collected, cons
     }
 }
 
+// Adds up the sums of all shares, in the first one.
+__device__ __forceinline__ void add_shares(Sums &sums) {
+    constexpr int kCount = GROUP_OUT * ROWS * kColumns;
+    __shared__ float given[kCount][kPlaneItems];
+    float *all = &sums[0][0][0];
+    for (int share = 1; share < kShares; share++) {
+        __syncthreads();
+#pragma unroll
+        for (int i = 0; i < kCount; i++) {
+            if (threadIdx.x / kPlaneItems == share) given[i][threadIdx.x % kPlaneItems] = all[i];
+        }
+        __syncthreads();
+#pragma unroll
+        for (int i = 0; i < kCount; i++) {
+            if (threadIdx.x < kPlaneItems) all[i] += given[i][threadIdx.x];
+        }
+    }
+}
+
 // Computes a block's outputs; `groups` counts the groups of all images.
 __device__ __forceinline__ void gather(Y_TYPE *out, const X_TYPE *in, const float *w,
                                        const float *bias, unsigned groups) {
     __shared__ Tile tiles[kInRuns];
     __shared__ Collected out_space;
-    __shared__ Weights shared_weights[kSingle ? 1 : PLANES * HELD][kTaps];
+    __shared__ __align__(16) Weights shared_weights[kSingle ? 1 : PLANES * HELD][kPlaneTaps];
     const unsigned group0 = blockIdx.x / kBands * PLANES;
     const int held = PLANES == 1 ? 1 : min(PLANES, groups - group0);
     const Band band(blockIdx.x % kBands);
@@ -171,11 +208,8 @@ __device__ __forceinline__ void gather(Y_TYPE *out, const X_TYPE *in, const floa
     // The loop over items repeats for one group only, so its weights stay the same.
     const unsigned mine = min(threadIdx.x / kPlaneItems, held - 1);
     const unsigned group = (group0 + mine) % GROUPS;
-    Weights weights[kTaps];
-    if constexpr (kSingle) {
-#pragma unroll
-        for (int tap = 0; tap < kTaps; tap++) weights[tap].of[0] = __ldg(w + group * kTaps + tap);
-    }
+    Weights weights[kPlaneTaps];
+    if constexpr (kSingle) load_weights(weights, w + group * kTaps);
     float start[GROUP_OUT];
 #pragma unroll
     for (int o = 0; o < GROUP_OUT; o++) start[o] = BIAS ? __ldg(bias + group * GROUP_OUT + o) : 0;
@@ -190,23 +224,32 @@ __device__ __forceinline__ void gather(Y_TYPE *out, const X_TYPE *in, const floa
         const X_TYPE *now = in;
         in += HELD * kInPlane;
         if (step + 1 < kSteps) load();
-        for (int number = threadIdx.x; number < held * kPlaneItems; number += THREADS) {
+        for (int number = threadIdx.x; number < held * kPlaneItems * kShares; number += THREADS) {
             const Item item(number, band);
             if (step == 0) clear(sums);
 #pragma unroll 1
-            for (int i = 0; i < HELD; i++) {
-                if constexpr (!kSingle) {
+            for (int i = kShares > 1 ? number / kPlaneItems : 0; i < HELD; i += kShares) {
+                const Weights *of_plane = shared_weights[kSingle ? 0 : item.group * HELD + i];
+                if constexpr (!kSingle && !kManyTaps) {
 #pragma unroll
-                    for (int tap = 0; tap < kTaps; tap++) {
-                        const Weights &from = shared_weights[item.group * HELD + i][tap];
+                    for (int tap = 0; tap < kPlaneTaps; tap++) {
 #pragma unroll
-                        for (int o = 0; o < GROUP_OUT; o++) weights[tap].of[o] = from.of[o];
+                        for (int o = 0; o < GROUP_OUT; o++) weights[tap].of[o] = of_plane[tap].of[o];
                     }
                 }
                 const int run = i / kInOfRun, shift = misalignment(now + run * kInPlane);
-                add_up(sums, Window(tiles[run], shift, band, item, i % kInOfRun), weights);
+                add_up(sums, Window(tiles[run], shift, band, item, i % kInOfRun),
+                       kManyTaps ? of_plane : weights);
             }
-            if (step + 1 == kSteps) epilogue(out, out_space, sums, start, band, item);
+            if (kShares == 1 && step + 1 == kSteps) {
+                epilogue(out, out_space, sums, start, band, item);
+            }
+        }
+    }
+    if constexpr (kShares > 1) {
+        add_shares(sums);
+        if (threadIdx.x < kPlaneItems) {
+            epilogue(out, out_space, sums, start, band, Item(threadIdx.x, band));
         }
     }
     if (kCollected) {
@@ -254,9 +297,8 @@ __device__ __forceinline__ void gather_directly(Y_TYPE *out, const X_TYPE *in, c
     if (plane >= groups) return;
     const int row = number % kPlaneItems / kUnits * ROWS, column = number % kUnits * kColumns;
     const unsigned group = plane % GROUPS;
-    Weights weights[kTaps];
-#pragma unroll
-    for (int tap = 0; tap < kTaps; tap++) weights[tap].of[0] = __ldg(w + group * kTaps + tap);
+    Weights weights[kPlaneTaps];
+    load_weights(weights, w + group * kTaps);
     const float start = BIAS ? __ldg(bias + group) : 0;
     Sums sums = {};
     add_up(sums, PlaneWindow(in + size_t(plane) * kInPlane, row, column), weights);

@@ -3,6 +3,7 @@ kernels/cuda/depthwise/depthwise.cuh and depthwise_fwd.cuh explain the algorithm
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import math
 from abc import abstractmethod
@@ -13,18 +14,19 @@ from functools import partial
 from ....problem import ConvProblem
 from .. import gpu_limits
 from ..kernel_plan import Capability, Code, Defines, Family, Launch, Layout, Plan, divide_up, entry
-from . import layer_macros
+from . import gemm_grid, implicit_gemm_fused, layer_macros
 
-_MOST_TAPS = 7  # per axis
+_MOST_TAPS = 15  # per axis
+_KEPT_TAPS = 49  # whose weights a thread keeps in registers
 _MOST_REACH = 64  # rows that a window spans
 _MOST_STRIDE = 4  # for gradients: a thread has a column for each phase of the stride
 _MOST_ROWS = 8
 # Limits if groups have several planes: planes that a group writes, planes of a group that a block
 # reads at a time, and values that a thread keeps in registers.
-_MOST_OUT, _MOST_HELD = 8, 8
+_MOST_OUT, _MOST_HELD, _FEW_OUT = 8, 8, 4
 _MOST_KEPT = 112
-# Preferred values: enough threads per multiprocessor, and threads per block.
-_GOOD_KEPT, _GOOD_THREADS = 32, 128
+# Preferred values: sums per thread, and threads per block and per multiprocessor.
+_GOOD_KEPT, _GOOD_THREADS, _BUSY_THREADS = 32, 128, 512
 _THREADS, _MOST_THREADS = 256, 512
 # A block takes several small planes, until it has about this number of threads.
 _PLANES_THREADS = 128
@@ -35,10 +37,10 @@ _DIRECT_HEIGHTS = range(8, 29)
 _MOST_ITEMS = 2**32 - 1
 # Maximum number of 16-byte vectors that a thread copies.
 _VECTORS = 8
-# Maximum channels of an image, and the number of blocks that keeps all multiprocessors busy.
-_IMAGE_CHANNELS, _FULL_GRID = 4, 264
-# Blocks of the gradient for w, for 132 multiprocessors.
-_WEIGHT_BLOCKS = 8 * 132
+# Typical number of multiprocessors, and blocks of the gradient for w.
+_PROCESSORS, _WEIGHT_BLOCKS = 132, 8 * 132
+# Of a launch: microseconds, and per microsecond steps of shared memory and bytes of global memory.
+_LAUNCH, _STEPS, _BYTES = 4.0, 32 * 132 * 1755 * 0.7, 2.2e6
 
 
 @dataclass(frozen=True)
@@ -82,6 +84,7 @@ class _Planes(Family):
     _in_steps = True
     # Whether threads can read without shared memory.
     _direct = True
+    _direction = "forward"
 
     @abstractmethod
     def _shape(self, problem: ConvProblem) -> _Shape:
@@ -135,7 +138,6 @@ class _Planes(Family):
         return None
 
     def pays(self, problem: ConvProblem, capability: Capability) -> bool:
-        # If an output reads many planes, a matrix product is faster.
         return not self.few or (problem.groups > 1 and max(_of_group(problem)) <= _MOST_HELD)
 
     def layouts(self, problem: ConvProblem, capability: Capability) -> list[Bands]:
@@ -150,7 +152,8 @@ class _Planes(Family):
     def _without_shared_memory(self, problem: ConvProblem) -> Iterator[Bands]:
         shape = self._shape(problem)
         height = shape.outs[0]
-        if self.few or not self._direct or shape.columns > 1 or shape.step > 1:
+        taps = math.prod(problem.kernel)
+        if self.few or not self._direct or max(shape.columns, shape.step) > 1 or taps > _KEPT_TAPS:
             return
         counts = _row_counts(height, 1, lambda rows: divide_up(height, rows) * rows)
         # If windows hardly overlap, small strips read little twice.
@@ -192,7 +195,7 @@ class _Planes(Family):
         """Yield the layout with its thread count if its shared memory suffices."""
         if self._kept(problem, layout.rows) <= _MOST_KEPT:
             for _, threads in self._fits(problem, layout):
-                yield Bands(layout.rows, layout.strips, layout.planes, threads)
+                yield dataclasses.replace(layout, threads=threads)
                 return
 
     def _held(self, problem: ConvProblem, layout: Bands) -> int:
@@ -202,7 +205,8 @@ class _Planes(Family):
         return next(self._fits(problem, layout))[0]
 
     def _fits(self, problem: ConvProblem, layout: Bands) -> Iterator[tuple[int, int]]:
-        """Yield the possible numbers of planes read at a time, each with its thread count."""
+        """Yield the possible numbers of planes read at a time, each with its thread count, which is
+        the layout's if it has one."""
         shape = self._shape(problem)
         group_in = shape.of_group[0]
         for held in range(min(group_in, _MOST_HELD), 0, -1):
@@ -211,8 +215,9 @@ class _Planes(Family):
             if held < group_in and not in_steps:
                 continue
             pixels, rest = self._floats(problem, layout, held)
-            threads = self._thread_count(shape, layout, divide_up(pixels, 4 * _VECTORS))
-            others = self._other_floats(problem, layout.planes * held, threads)
+            copying = divide_up(pixels, 4 * _VECTORS)
+            threads = layout.threads or self._thread_count(shape, layout, copying)
+            others = self._other_floats(problem, layout, held, threads)
             nbytes = 4 * (pixels + rest + others)
             at_once = held == group_in or layout.strips * shape.units <= threads
             if nbytes <= gpu_limits.STATIC_SHARED_BYTES and threads <= _MOST_THREADS and at_once:
@@ -241,8 +246,8 @@ class _Planes(Family):
         return _warps(max(items if layout.planes > 1 else min(items, _THREADS), copying))
 
     @abstractmethod
-    def _other_floats(self, problem: ConvProblem, planes: int, threads: int) -> int:
-        """Return the floats of shared memory other than pixels, for this number of planes."""
+    def _other_floats(self, problem: ConvProblem, layout: Bands, held: int, threads: int) -> int:
+        """Return the floats of shared memory other than pixels, with `held` planes of a group."""
 
     def _defines(
         self, problem: ConvProblem, layout: Bands, accumulate: bool, bias: bool = False
@@ -265,11 +270,23 @@ class _Gather(_Planes):
 
     def layouts(self, problem: ConvProblem, capability: Capability) -> list[Bands]:
         layouts = super().layouts(problem, capability)
-        return sorted(layouts, key=partial(self._cost, problem)) if self.few else layouts
+        if not self.few:
+            return layouts
+        every = {*layouts, *(each for layout in layouts for each in self._shared(problem, layout))}
+        return sorted(every, key=partial(self._cost, problem))
+
+    def _shared(self, problem: ConvProblem, layout: Bands) -> Iterator[Bands]:
+        """Yield the layout with more threads, which divide the planes of each output."""
+        items = layout.strips * self._shape(problem).units
+        for shares in (2, 4, 8) if layout.planes == 1 and self._in_steps else ():
+            wider = dataclasses.replace(layout, threads=_warps(shares * items))
+            if next(self._fits(problem, wider), (0,))[0] >= shares:
+                yield wider
 
     def _cost(self, problem: ConvProblem, layout: Bands) -> float:
         """Estimate the time of an output of one plane, in steps of shared memory and arithmetic. On
         an H200 the best estimate was within 20% of the fastest layout for 16 problems."""
+        problem = dataclasses.replace(problem, batch=gemm_grid.nominal(problem.batch))
         shape, taps = self._shape(problem), math.prod(problem.kernel)
         outs, rows = shape.of_group[1], layout.rows
         columns, step = shape.columns, shape.step
@@ -279,17 +296,52 @@ class _Gather(_Planes):
         reads *= problem.kernel[1] + columns - 1
         products = rows / step * taps * outs / 4
         items = layout.planes * layout.strips * shape.units
+        shares = 1
+        if self._in_steps and layout.planes == 1:
+            shares = min(self._held(problem, layout), max(1, layout.threads // items))
+        threads = layout.threads / shares
         computed = divide_up(shape.outs[0], rows * layout.strips) * rows * layout.strips
-        cost = (reads + taps * divide_up(outs, 4) + products) / (rows * columns)
-        cost *= computed / shape.outs[0] * divide_up(items, layout.threads) * layout.threads / items
-        cost *= 1 + 0.2 * abs(math.log2(layout.threads / _GOOD_THREADS))
+        vectors = _weights(outs, problem) // 4 * (rows // step if taps > _KEPT_TAPS else 1)
+        cost = (reads + vectors + products) / (rows * columns)
+        # Each share's sums are written and read once.
+        cost += 2 * outs * (shares - 1) / shape.of_group[0]
+        cost *= computed / shape.outs[0] * math.ceil(items / threads) * threads / items
+        cost *= 1 + 0.2 * abs(math.log2(threads / _GOOD_THREADS))
+        if self._in_steps:
+            blocks = _blocks(problem, shape, layout)
+            turns = divide_up(blocks, _PROCESSORS)
+            cost *= turns * _PROCESSORS / blocks * max(1, _BUSY_THREADS / turns / layout.threads)
         return cost * max(1, rows * columns * outs / _GOOD_KEPT)
 
-    def _other_floats(self, problem: ConvProblem, planes: int, threads: int) -> int:
-        outs = self._shape(problem).of_group[1]
-        # The weights of a tap are loaded as vectors.
-        aligned = divide_up(outs, 4) * 4 if outs > 2 else outs
-        return planes * aligned * math.prod(problem.kernel) if self.few else 0
+    def pays(self, problem: ConvProblem, capability: Capability) -> bool:
+        if super().pays(problem, capability):
+            return True
+        # A matrix product's tile of few planes is almost empty. Images have other kernels.
+        (ins, outs), direction = self._shape(problem).of_group, self._direction
+        if math.prod(problem.kernel) == 1 or (direction == "forward" and ins <= _MOST_HELD):
+            return False
+        other = implicit_gemm_fused.Gemm(direction)
+        least = other.other_microseconds(problem)
+        if other.why_not(problem) is None:
+            least = min(least, implicit_gemm_fused.microseconds(problem, direction))
+        return self._microseconds(problem, capability) * max(1, outs / _FEW_OUT) < least
+
+    def _microseconds(self, problem: ConvProblem, capability: Capability) -> float:
+        """Estimate the time of the launch."""
+        shape = self._shape(problem)
+        cost = self._cost(problem, self.layouts(problem, capability)[0])
+        steps = cost * problem.batch * problem.groups * shape.of_group[0] * math.prod(shape.outs)
+        nbytes = 4 * (math.prod(problem.x_shape) + math.prod(problem.y_shape))
+        return _LAUNCH + max(steps / _STEPS, nbytes / _BYTES)
+
+    def _other_floats(self, problem: ConvProblem, layout: Bands, held: int, threads: int) -> int:
+        shape, taps = self._shape(problem), math.prod(problem.kernel)
+        if not self.few and taps <= _KEPT_TAPS:
+            return 0
+        outs, items = shape.of_group[1], layout.strips * shape.units
+        is_shared = layout.planes == 1 and held > 1 and threads >= 2 * items
+        sums = outs * layout.rows * shape.columns * items if is_shared else 0
+        return layout.planes * held * _weights(outs, problem) + sums
 
 
 class Forward(_Gather):
@@ -321,17 +373,8 @@ class Forward(_Gather):
 class BackwardData(_Gather):
     """Kernels for dx, from dy; a thread computes pixels of all stride phases."""
 
+    _direction = "backward_data"
     _few_of = "channels"
-
-    def pays(self, problem: ConvProblem, capability: Capability) -> bool:
-        if super().pays(problem, capability):
-            return True
-        # For few channels, as in an image, a matrix product's tile is almost empty.
-        is_image = problem.groups == 1 and problem.channels <= _IMAGE_CHANNELS
-        if not is_image or problem.stride != (1, 1) or math.prod(problem.kernel) == 1:
-            return False
-        blocks = _blocks(problem, self._shape(problem), self.layouts(problem, capability)[0])
-        return blocks >= _FULL_GRID
 
     def _shape(self, problem: ConvProblem) -> _Shape:
         ins = problem.out_height, problem.out_width
@@ -367,7 +410,7 @@ class BackwardWeight(Forward):
         # Hopper's tensor cores are faster for larger groups, unless a stride increases what they
         # read.
         is_small = max(_of_group(problem)) <= 4 or problem.stride != (1, 1) or capability[0] != 9
-        return super().pays(problem, capability) and is_small
+        return _Planes.pays(self, problem, capability) and is_small
 
     def _most_planes(self, of_group: tuple[int, int]) -> int:
         return max(of_group)
@@ -376,7 +419,7 @@ class BackwardWeight(Forward):
         return True
 
     def _kept(self, problem: ConvProblem, rows: int) -> int:
-        return _of_group(problem)[1] * (math.prod(problem.kernel) + rows) if self.few else 0
+        return _of_group(problem)[1] * (math.prod(problem.kernel) + rows)
 
     def _threads_of(self, shape: _Shape, items: int) -> int:
         return items * shape.of_group[0]
@@ -391,7 +434,7 @@ class BackwardWeight(Forward):
         items = min(items, _MOST_THREADS // channels)
         return channels * _warps(max(items, divide_up(copying, channels)))
 
-    def _other_floats(self, problem: ConvProblem, planes: int, threads: int) -> int:
+    def _other_floats(self, problem: ConvProblem, layout: Bands, held: int, threads: int) -> int:
         sums = math.prod(problem.kernel) * _of_group(problem)[1]
         return max(problem.kernel[1] * threads, sums * threads // 32)
 
@@ -416,6 +459,14 @@ class BackwardWeight(Forward):
 def _of_group(problem: ConvProblem) -> tuple[int, int]:
     """Return the channels and filters per group."""
     return problem.channels // problem.groups, problem.filters // problem.groups
+
+
+def _weights(outs: int, problem: ConvProblem) -> int:
+    """Return the floats of a plane's weights in shared memory: each row of taps, or each tap, takes
+    whole vectors of four."""
+    rows, columns = problem.kernel
+    aligned = (outs, divide_up(columns, 4) * 4) if outs <= 2 else (divide_up(outs, 4) * 4, columns)
+    return rows * math.prod(aligned)
 
 
 def _reach(problem: ConvProblem) -> int:
