@@ -7,8 +7,8 @@
   training    steps of training
   programs    milestones as whole programs
 
-Without CASE it measures the lines of scripts/cases/WHAT.txt. `ece408 compare` shows files of
---output side by side.
+Without CASE it measures the lines of scripts/cases/WHAT.txt; of layers a CASE may be
+random:SEED:COUNT. `ece408 compare` shows files of --output side by side.
 """
 
 from __future__ import annotations
@@ -56,7 +56,9 @@ class Kind:
 
 KINDS = {
     ("layers", "cpu"): Kind(layers.rows, layers.ABOUT, ("torch",), 5, (1, 16)),
-    ("layers", "gpu"): Kind(gpu_layers.rows, gpu_layers.ABOUT, ("cudnn",), 20, (1, 32, 256)),
+    ("layers", "gpu"): Kind(
+        gpu_layers.rows, gpu_layers.ABOUT, ("cudnn",), 20, (1, 32, 256), gpu_layers.table
+    ),
     ("networks", "cpu"): Kind(
         networks.rows, networks.ABOUT, ("mxnet", *networks.ENGINES), 7, (1, 32)
     ),

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Executor, ProcessPoolExecutor, ThreadPoolExecutor
+from multiprocessing import get_context
 
 from ..backends.cuda.kernel_plan import Plan, Target, architecture
 from ..backends.cuda.runtime.compiler import compile_plan
@@ -17,8 +18,14 @@ def compile_all(gpu: Target, plans: Iterable[Plan]) -> None:
         (plan.kernel.source, plan.macros, _architecture(plan, gpu), cache_folder()): None
         for plan in plans
     }
-    with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
-        for _ in pool.map(lambda arguments: compile_plan(*arguments), wanted):
+    cores = len(os.sched_getaffinity(0))
+    # NVRTC compiles one source of a process at a time; starting a process takes as long as several.
+    is_many = len(wanted) > 4 * cores > 4
+    pool: Executor = (
+        ProcessPoolExecutor(cores, get_context("spawn")) if is_many else ThreadPoolExecutor(cores)
+    )
+    with pool:
+        for _ in pool.map(compile_plan, *zip(*wanted)):
             pass
 
 

@@ -10,7 +10,7 @@ from ece408_op.backends.cuda.kernel_plan import Plan
 from ece408_op.backends.cuda.kernels import catalog
 from ece408_op.backends.cuda.runtime import device
 from ece408_op.backends.cuda.runtime.device import Gpu
-from ece408_op.bench import cuda_timer
+from ece408_op.bench import cuda_timer, results
 from ece408_op.bench.compiling import compile_all
 from ece408_op.bench.peers import cudnn
 from ece408_op.bench.results import OURS, Row, summary
@@ -22,6 +22,8 @@ from .bench_request import Request
 
 ABOUT = "Float32; `kernel` is the chosen one. cuDNN without TF32."
 # cuDNN's variants, without TF32.
+# Rows of which a table also lists the slowest.
+_MANY = 600
 _VARIANTS = ("NCHW float32", "NHWC float32")
 
 
@@ -48,6 +50,21 @@ def rows(request: Request) -> Iterator[Row]:
             except Ece408Error as error:
                 row["failure"] = str(error)
             yield row
+
+
+def table(rows: Sequence[Row]) -> str:
+    """Return the rows in Markdown; of many also those that take twice a peer's time, the slowest
+    ones first."""
+    speeds = {}
+    for row in rows if len(rows) > _MANY else ():
+        ours, peers = results.median(row, OURS) if "ms" in row else None, results.peers(row)
+        if ours and peers:
+            where = f"`{row['case']}`, batch {row['batch']}, {row['direction']}, {row['kernel']}"
+            speeds[where] = min(peers.values()) / ours
+    slow = sorted((speed, where) for where, speed in speeds.items() if speed < 0.5)
+    lines = [f"- {speed:.2f} {where}" for speed, where in slow[:10]]
+    counted = f"Below half of a peer's speed: {len(slow)} of {len(speeds)}."
+    return "\n\n".join([results.table(rows), *(["\n".join([counted, *lines])] if speeds else [])])
 
 
 def _measure(row: Row, gpu: Gpu, problem: ConvProblem, request: Request) -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import math
+import random
 from collections.abc import Iterator
 
 import numpy as np
@@ -13,7 +15,7 @@ from ece408_op.backends.cpu import native
 from ece408_op.bench import tune_targets
 from ece408_op.bench.cpu_timer import Sample, TorchPeer, elapsed_ms, interleaved, torch_contenders
 from ece408_op.bench.results import OURS, Row, summary
-from ece408_op.errors import UnsupportedProblem, WrongResult
+from ece408_op.errors import InvalidProblem, UnsupportedProblem, WrongResult
 from ece408_op.problem import ConvProblem
 
 from .bench_request import Request
@@ -35,16 +37,45 @@ _LINE_BYTES = 64
 
 def problems(request: Request) -> list[tuple[str, int, ConvProblem]]:
     """Return each layer with each batch: its text, the batch, and the problem without bias, as in
-    cuDNN. A case is a layer, or a name of `tune_targets` for several."""
+    cuDNN. A case is a layer, a name of `tune_targets` for several, or random:SEED:COUNT."""
     texts: dict[str, None] = {}
     for case in request.cases:
         if "," in case:
             texts[case] = None
             continue
-        for each in tune_targets.layers(case):
+        named, *numbers = case.split(":")
+        drawn = _random(*map(int, numbers)) if named == "random" else None
+        for each in drawn or tune_targets.layers(case):
             alone = str(dataclasses.replace(each, batch=1, bias=False))
             texts[alone.partition(",")[2]] = None
     return [(t, n, ConvProblem.parse(f"b{n},{t}")) for n in request.batches for t in texts]
+
+
+def _random(seed: int, count: int) -> Iterator[ConvProblem]:
+    """Yield random layers of all kinds: kernels up to 15x15 and along one axis, groups, strides,
+    dilation. One image takes at most 2 MiB and a million to half a billion operations."""
+    rng = random.Random(seed)
+
+    def between(least: int, most: int) -> int:
+        return round(math.exp(rng.uniform(math.log(least), math.log(most))))
+
+    while count:
+        size = rng.choice((1, 3, 3, 3, 5, 7, rng.randint(2, 15)))
+        kernel = rng.choice(((size, size), (size, size), (size, 1), (1, size), (size, 3)))
+        height, groups = between(3, 112), rng.choice((1, 1, 1, between(2, 64)))
+        channels, filters = (groups * between(1, 1500 // groups) for _ in range(2))
+        if rng.random() < 0.1:
+            groups = filters = channels
+        width = rng.choice((height, height, between(1, 112)))
+        pad = rng.choice((0, kernel[0] // 2)), rng.choice((0, kernel[1] // 2))
+        stride, dilate = rng.choice((1, 1, between(1, 4))), rng.choice((1, 1, 1, 1, 2, 3))
+        more = (filters, kernel, (stride, stride), pad, (dilate, dilate), groups)
+        with contextlib.suppress(InvalidProblem):
+            found = ConvProblem(1, channels, height, width, *more)
+            most = max(math.prod(found.x_shape), math.prod(found.y_shape))
+            if most <= 1 << 19 and 1e6 <= found.flops <= 5e8:
+                count -= 1
+                yield found
 
 
 def rows(request: Request) -> Iterator[Row]:

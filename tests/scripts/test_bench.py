@@ -112,6 +112,12 @@ def test_layers_are_those_of_networks_by_name(mx):
     assert not any(problem.bias for *_, problem in found)
 
 
+def test_random_layers_are_those_of_their_seed():
+    found = layers.problems(Request(["random:408:9"], batches=[1]))
+    assert found == layers.problems(Request(["random:408:9"], batches=[1]))
+    assert len(found) == 9
+
+
 def test_kernels_that_disagree_are_not_timed(monkeypatch):
     run = native.run
 
