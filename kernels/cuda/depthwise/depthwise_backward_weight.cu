@@ -7,6 +7,7 @@
 //
 // Measured: no, it is not on the ladder.
 #include "depthwise.cuh"
+#include "weight_sum.cuh"
 
 constexpr unsigned kWeights = GROUPS * GROUP_OUT * GROUP_IN * kTaps;
 constexpr int kBlocks = divide_up(GROUPS, PLANES);
@@ -23,29 +24,16 @@ __device__ __forceinline__ unsigned first_weight(unsigned group, int in, int out
     return ((group * GROUP_OUT + out) * GROUP_IN + in) * kTaps;
 }
 
-// A weight's sum by direct convolution, in double precision.
-__device__ __noinline__ float textbook(const float *x, const float *dy, int batch, int weight) {
-    const int filter = weight / kTaps / GROUP_IN, group = filter / GROUP_OUT;
-    const int channel = group * GROUP_IN + weight / kTaps % GROUP_IN;
-    const int p = weight % kTaps / KERNEL_W, q = weight % kTaps % KERNEL_W;
-    double sum = 0;
-    for (int image = 0; image < batch; image++) {
-        const float *pixels = x + (size_t(image) * GROUPS * GROUP_IN + channel) * kInPlane;
-        const float *gradients = dy + (size_t(image) * GROUPS * GROUP_OUT + filter) * kOutPlane;
-        for (int i = 0; i < int(kOutPlane); i++) {
-            const int row = i / kOutW * STRIDE_H - PAD_H + p * DILATE_H;
-            const int column = i % kOutW * STRIDE_W - PAD_W + q * DILATE_W;
-            if (row < 0 || row >= kInH || column < 0 || column >= kInW) continue;
-            sum += double(pixels[row * kInW + column]) * gradients[i];
-        }
-    }
-    return float(sum);
-}
-
-// Writes a sum. If it is not finite, padding may have been multiplied: it is recomputed.
+// Writes a sum; recomputes it if it is not finite.
 __device__ __forceinline__ void put(float *dw, float sum, const float *x, const float *dy,
                                     int batch, int weight) {
-    if (!isfinite(sum)) sum = textbook(x, dy, batch, weight);
+    if (!isfinite(sum)) {
+        const int filter = weight / kTaps / GROUP_IN;
+        const int channel = filter / GROUP_OUT * GROUP_IN + weight / kTaps % GROUP_IN;
+        sum = weight_sum<float, kInH, kInW, kOutH, kOutW>(
+            x + channel * kInPlane, size_t(GROUPS * GROUP_IN) * kInPlane, dy + filter * kOutPlane,
+            size_t(GROUPS * GROUP_OUT) * kOutPlane, batch, weight % kTaps);
+    }
     if (ACCUMULATE) sum += dw[weight];
     dw[weight] = sum;
 }

@@ -15,6 +15,7 @@
 // Measured: no, it is not on the ladder.
 #include "copy_engine.cuh"
 #include "gemm_grid.cuh"
+#include "weight_sum.cuh"
 #include "wgmma.cuh"
 
 // Tiling: channels of four warps (16, 32 or 64); taps of a row at once; whether the two groups of
@@ -568,26 +569,6 @@ extern "C" __global__ void __launch_bounds__(384, 1)
     }
 }
 
-// One element by direct convolution, in double precision.
-__device__ __noinline__ float textbook(const ELEMENT *x, const ELEMENT *dy, int batch, int filter,
-                                       int channel, int p, int q) {
-    double sum = 0;
-    for (int image = 0; image < batch; image++) {
-        const ELEMENT *pixels = x + (size_t(image) * IN_CHANNELS + channel) * kInPlane;
-        const ELEMENT *of_dy = dy + (size_t(image) * OUT_CHANNELS + filter) * kOutPlane;
-        for (int i = 0; i < OUT_H; i++) {
-            const int row = i * STRIDE_H - PAD_H + p * DILATE_H;
-            if (unsigned(row) >= IN_H) continue;
-            for (int j = 0; j < OUT_W; j++) {
-                const int column = j * STRIDE_W - PAD_W + q * DILATE_W;
-                if (unsigned(column) >= IN_W) continue;
-                sum += double(load(pixels + row * IN_W + column)) * load(of_dy + i * OUT_W + j);
-            }
-        }
-    }
-    return float(sum);
-}
-
 constexpr int kAdded = kTaps <= 128 ? 64 : 8;  // channels of a block of `add_up`
 
 // For each tap of the kernel, the index of its sums, and its folded channel.
@@ -653,8 +634,9 @@ extern "C" __global__ void __launch_bounds__(256)
         float sum = sums[i];
         if (!isfinite(sum)) {
             const int channel = filter / kGroupOut * kGroupIn + first + i / kTaps;
-            sum = textbook(x, dy, batch, filter, channel, i % kTaps / KERNEL_W,
-                           i % kTaps % KERNEL_W);
+            sum = weight_sum<float, IN_H, IN_W, OUT_H, OUT_W>(
+                x + channel * kInPlane, size_t(IN_CHANNELS) * kInPlane, dy + filter * kOutPlane,
+                size_t(OUT_CHANNELS) * kOutPlane, batch, i % kTaps);
         }
         store(to + i, sum, (const float *)nullptr, 0);
     }

@@ -11,6 +11,7 @@
 
 #include "output.cuh"
 #include "shape.cuh"
+#include "weight_sum.cuh"
 
 // Tiling: warps that divide the filters; warps that divide the positions; a thread's filters and
 // windows; positions at once, a multiple of 4; blocks of a multiprocessor.
@@ -154,22 +155,6 @@ struct Worker {
     __device__ __forceinline__ int across(int i) const { return column + i % COLUMNS * 8; }
 };
 
-// A weight's sum by direct convolution, in double precision.
-__device__ __noinline__ float textbook(const float *x, const float *dy, int batch, int filter,
-                                       int column) {
-    const int channel = column / kTaps, tap = column % kTaps;
-    double sum = 0;
-    for (unsigned at = 0; at < batch * kOutPlane; at++) {
-        const unsigned image = at / kOutPlane, inside = at % kOutPlane;
-        const int row = inside / kOutW * STRIDE_H - PAD_H + tap / KERNEL_W * DILATE_H;
-        const int across = inside % kOutW * STRIDE_W - PAD_W + tap % KERNEL_W * DILATE_W;
-        if (unsigned(row) >= HEIGHT || unsigned(across) >= WIDTH) continue;
-        sum += double(x[size_t(image) * kImage + channel * kPlane + row * WIDTH + across]) *
-               dy[(size_t(image) * FILTERS + filter) * kOutPlane + inside];
-    }
-    return float(sum);
-}
-
 // The output tile of a block.
 struct Tile {
     float *dw;
@@ -186,7 +171,10 @@ struct Tile {
     }
 
     __device__ __forceinline__ void write_textbook(int down, int across) const {
-        write(down, across, textbook(x, dy, batch, filter + down, column + across));
+        write(down, across, weight_sum<float, HEIGHT, WIDTH, kOutH, kOutW>(
+                                x + (column + across) / kTaps * kPlane, kImage,
+                                dy + (filter + down) * kOutPlane, FILTERS * kOutPlane, batch,
+                                (column + across) % kTaps));
     }
 };
 

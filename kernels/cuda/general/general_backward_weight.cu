@@ -6,6 +6,7 @@
 //
 // Measured: no, it is not on the ladder.
 #include "general.cuh"
+#include "weight_sum.cuh"
 
 constexpr int kColumns = kGroupChannels * kTaps;
 constexpr unsigned kWeights = FILTERS * kColumns;
@@ -43,26 +44,7 @@ extern "C" __global__ void __launch_bounds__(kThreads)
     });
 }
 
-// A weight's sum by direct convolution, in double precision.
-__device__ __noinline__ TOTAL textbook(const ELEMENT *x, const ELEMENT *dy, int batch,
-                                     unsigned weight) {
-    const int filter = weight / kColumns, column = weight % kColumns, tap = column % kTaps;
-    const int channel = filter / kGroupFilters * kGroupChannels + column / kTaps;
-    double sum = 0;
-    for (int image = 0; image < batch; image++) {
-        const ELEMENT *plane = x + (size_t(image) * CHANNELS + channel) * kPlane;
-        const ELEMENT *gradient = dy + (size_t(image) * FILTERS + filter) * kOutPlane;
-        for (int i = 0; i < int(kOutPlane); i++) {
-            const int row = i / kOutW * STRIDE_H - PAD_H + tap / KERNEL_W * DILATE_H;
-            const int column = i % kOutW * STRIDE_W - PAD_W + tap % KERNEL_W * DILATE_W;
-            if (unsigned(row) >= HEIGHT || unsigned(column) >= WIDTH) continue;
-            sum += double(load(plane + row * WIDTH + column)) * double(load(gradient + i));
-        }
-    }
-    return TOTAL(sum);
-}
-
-// Sums that are not finite are recomputed: a padding zero may have been multiplied by an infinity.
+// Sums that are not finite are recomputed.
 extern "C" __global__ void reduce(ELEMENT *__restrict__ dw, const TOTAL *__restrict__ parts,
                                   const ELEMENT *__restrict__ x, const ELEMENT *__restrict__ dy,
                                   int batch, int slices) {
@@ -71,6 +53,12 @@ extern "C" __global__ void reduce(ELEMENT *__restrict__ dw, const TOTAL *__restr
     double sum = 0;
     for (int slice = 0; slice < slices; slice++) sum += parts[slice * size_t(kWeights) + index];
     TOTAL total = TOTAL(sum);
-    if (!isfinite(total)) total = textbook(x, dy, batch, index);
+    if (!isfinite(total)) {
+        const unsigned filter = index / kColumns;
+        const unsigned channel = filter / kGroupFilters * kGroupChannels + index % kColumns / kTaps;
+        total = weight_sum<SUM, HEIGHT, WIDTH, kOutH, kOutW>(
+            x + channel * kPlane, CHANNELS * kPlane, dy + filter * kOutPlane, FILTERS * kOutPlane,
+            batch, index % kTaps);
+    }
     store(dw + index, total);
 }
