@@ -316,10 +316,12 @@ class _Gather(_Planes):
     def pays(self, problem: ConvProblem, capability: Capability) -> bool:
         if super().pays(problem, capability):
             return True
-        # A matrix product's tile of few planes is almost empty. Images have other kernels.
+        # A matrix product's tile of few planes is almost empty. Forward, images have other kernels.
         (ins, outs), direction = self._shape(problem).of_group, self._direction
         if math.prod(problem.kernel) == 1 or (direction == "forward" and ins <= _MOST_HELD):
             return False
+        if direction != "forward" and capability[0] != 9:
+            return True
         other = implicit_gemm_fused.Gemm(direction)
         least = other.other_microseconds(problem)
         if other.why_not(problem) is None:
