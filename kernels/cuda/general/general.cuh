@@ -4,8 +4,8 @@
 
 #include <cuda_fp16.h>
 
-#include "layer.cuh"
 #include "output.cuh"
+#include "shape.cuh"
 
 #ifndef ELEMENT
 #define ELEMENT float  // of the arrays: float, double or __half
@@ -28,14 +28,6 @@
 #define PER_COLUMN 4
 #define DEPTH_STEP 8
 
-constexpr int kOutH = (HEIGHT + 2 * PAD_H - DILATE_H * (KERNEL_H - 1) - 1) / STRIDE_H + 1;
-constexpr int kOutW = (WIDTH + 2 * PAD_W - DILATE_W * (KERNEL_W - 1) - 1) / STRIDE_W + 1;
-constexpr int kTaps = KERNEL_H * KERNEL_W;
-constexpr unsigned kPlane = HEIGHT * WIDTH;    // pixels of a channel
-constexpr unsigned kOutPlane = kOutH * kOutW;  // pixels of a filter's output
-#ifndef OUT_IMAGE
-#define OUT_IMAGE (FILTERS * kOutPlane)  // elements of y between images
-#endif
 constexpr int kGroupChannels = CHANNELS / GROUPS;
 constexpr int kGroupFilters = FILTERS / GROUPS;
 constexpr int kThreads = THREADS_R * THREADS_C;
@@ -46,10 +38,6 @@ constexpr int kTileColumns = THREADS_C * PER_COLUMN;
 using Part = SUM[PER_ROW][PER_COLUMN];
 using Sums = TOTAL[PER_ROW][PER_COLUMN];
 constexpr bool kInParts = sizeof(TOTAL) > sizeof(SUM);
-
-__host__ __device__ constexpr int divide_up(int count, int size) {
-    return count / size + (count % size != 0);
-}
 
 __device__ __forceinline__ SUM load(const ELEMENT *from) { return SUM(*from); }
 

@@ -16,5 +16,5 @@ constexpr unsigned kImage = CHANNELS * kPlane;    // elements of one image of x
 constexpr unsigned kOutImage = OUT_IMAGE;  // elements of y between images
 
 __host__ __device__ constexpr int divide_up(int count, int size) {
-    return (count + size - 1) / size;
+    return count / size + (count % size != 0);
 }

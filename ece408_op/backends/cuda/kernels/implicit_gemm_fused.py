@@ -341,43 +341,24 @@ def shared_bytes(layout: Blocks, parts: int = 2) -> int:
     return 2 * lines + sums
 
 
-def _entry(name: str, summary: str, family: Gemm, rank: int) -> Kernel:
+def _entry(summary: str, family: Gemm, rank: int) -> Kernel:
     by_warps = (("BY_WARPS", 1),) if family.by_warps else ()
-    direction = ("DIRECTION", DIRECTIONS.index(family.direction))
+    name = "implicit_gemm_sm80" if family.by_warps else "implicit_gemm_fused"
+    name += "" if family.direction == "forward" else f"_{family.direction}"
+    macros = (*by_warps, ("DIRECTION", DIRECTIONS.index(family.direction)))
     architectures = ARCHITECTURES[1:] if family.by_warps else ("90a",)
-    source, macros = "gemm/implicit_gemm_fused.cu", (*by_warps, direction)
+    source = "gemm/implicit_gemm_fused.cu"
     return entry(name, summary, family, rank, architectures, source=source, macros=macros)
 
 
 KERNELS = (
     _entry(
-        "implicit_gemm_fused",
         "a matrix product on tensor cores, at float32 accuracy, that splits numbers on their way",
         *(Gemm("forward"), 9),
     ),
-    _entry(
-        "implicit_gemm_fused_backward_data",
-        "the gradient for x in this way",
-        *(Gemm("backward_data"), 10),
-    ),
-    _entry(
-        "implicit_gemm_fused_backward_weight",
-        "the gradient for w in this way",
-        *(Gemm("backward_weight"), 10),
-    ),
-    _entry(
-        "implicit_gemm_sm80",
-        "the same by mma.sync, for GPUs that are not Hopper's",
-        *(Gemm("forward", by_warps=True), 13),
-    ),
-    _entry(
-        "implicit_gemm_sm80_backward_data",
-        "the gradient for x like that",
-        *(Gemm("backward_data", by_warps=True), 12),
-    ),
-    _entry(
-        "implicit_gemm_sm80_backward_weight",
-        "the gradient for w like that",
-        *(Gemm("backward_weight", by_warps=True), 12),
-    ),
+    _entry("the gradient for x in this way", Gemm("backward_data"), 10),
+    _entry("the gradient for w in this way", Gemm("backward_weight"), 10),
+    _entry("the same by mma.sync, for GPUs that are not Hopper's", Gemm("forward", True), 13),
+    _entry("the gradient for x like that", Gemm("backward_data", True), 12),
+    _entry("the gradient for w like that", Gemm("backward_weight", True), 12),
 )
