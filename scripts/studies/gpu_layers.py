@@ -55,16 +55,14 @@ def rows(request: Request) -> Iterator[Row]:
 def table(rows: Sequence[Row]) -> str:
     """Return the rows in Markdown; of many also those that take twice a peer's time, the slowest
     ones first."""
-    speeds = {}
-    for row in rows if len(rows) > _MANY else ():
-        ours, peers = results.median(row, OURS) if "ms" in row else None, results.peers(row)
-        if ours and peers:
+    slow = []
+    for row in (each for each in rows if each.get("ms") and len(rows) > _MANY):
+        ours, peers = results.median(row, OURS), results.peers(row)
+        if ours and peers and 2 * min(peers.values()) < ours:
             where = f"`{row['case']}`, batch {row['batch']}, {row['direction']}, {row['kernel']}"
-            speeds[where] = min(peers.values()) / ours
-    slow = sorted((speed, where) for where, speed in speeds.items() if speed < 0.5)
-    lines = [f"- {speed:.2f} {where}" for speed, where in slow[:10]]
-    counted = f"Below half of a peer's speed: {len(slow)} of {len(speeds)}."
-    return "\n\n".join([results.table(rows), *(["\n".join([counted, *lines])] if speeds else [])])
+            slow.append(f"- {min(peers.values()) / ours:.3f}: {where}")
+    counted = [f"Below half of a peer's speed: {len(slow)} of {len(rows)}"] if slow else []
+    return "\n\n".join([results.table(rows), "\n".join([*counted, *sorted(slow)[:10]])]).strip()
 
 
 def _measure(row: Row, gpu: Gpu, problem: ConvProblem, request: Request) -> None:

@@ -37,10 +37,6 @@
 #define BACKWARD 0  // 1: outputs are pixels of dx, and inputs are dy; 0: outputs are y
 #endif
 
-__host__ __device__ constexpr int divide_up(int count, int size) {
-    return count / size + (count % size != 0);
-}
-
 __host__ __device__ constexpr int smaller(int a, int b) { return a < b ? a : b; }
 
 __host__ __device__ constexpr int larger(int a, int b) { return a < b ? b : a; }
@@ -67,25 +63,13 @@ struct Axis {
         return at >= 0 && at % DILATE == 0 && at / DILATE < KERNEL ? at / DILATE : -1;
     }
 
-    // The least and the largest offset of `count` outputs.
-    __host__ __device__ static constexpr int least(int count) {
-        int found = 1 << 30;
-        for (int r = 0; r < count; r++) {
-            for (int tap = 0; tap < KERNEL; tap++) {
-                if (reads(r, tap)) found = smaller(found, offset(r, tap));
-            }
-        }
-        return found;
+    // Bounds of the offsets of `count` outputs.
+    __host__ __device__ static constexpr int least() {
+        const int first = PAD - (KERNEL - 1) * DILATE;
+        return !BACKWARD ? -PAD : first > 0 ? divide_up(first, STRIDE) : first / STRIDE;
     }
-
     __host__ __device__ static constexpr int most(int count) {
-        int found = -(1 << 30);
-        for (int r = 0; r < count; r++) {
-            for (int tap = 0; tap < KERNEL; tap++) {
-                if (reads(r, tap)) found = larger(found, offset(r, tap));
-            }
-        }
-        return found;
+        return BACKWARD ? (count - 1 + PAD) / STRIDE : offset(count - 1, KERNEL - 1);
     }
 };
 
@@ -103,7 +87,7 @@ constexpr unsigned kInPlane = kInH * kInW, kOutPlane = kOutH * kOutW;
 constexpr int kColumns = BACKWARD ? STRIDE_W : 1;
 constexpr int kUnits = divide_up(kOutW, kColumns);  // threads along a row
 constexpr int kPlaneItems = STRIPS * kUnits, kItems = PLANES * kPlaneItems;
-constexpr int kLeast = Down::least(ROWS), kMost = Down::most(ROWS);
+constexpr int kLeast = Down::least(), kMost = Down::most(ROWS);
 constexpr int kBandRows = STRIPS * ROWS, kBands = divide_up(kOutH, kBandRows);
 constexpr bool kEven = kOutH % kBandRows == 0 && kOutW % kColumns == 0;  // no item is partial
 constexpr int kReach = Down::begin((STRIPS - 1) * ROWS) + kMost - kLeast + 1;
@@ -116,7 +100,7 @@ constexpr int kOutFloats = PLANES * kOutOfRun * smaller(kOutH, kBandRows) * kOut
 
 // The reach of windows beyond a row's ends, and whether they stay within the rows.
 constexpr int kLastUnit = Across::begin((kUnits - 1) * kColumns);
-constexpr int kLeft = larger(0, -Across::least(kColumns));
+constexpr int kLeft = larger(0, -Across::least());
 constexpr int kRight = larger(0, kLastUnit + Across::most(kColumns) - (kInW - 1));
 constexpr int kLastStrip = Down::begin(kBands * kBandRows - ROWS);
 constexpr bool kWithinRows = kLeast >= 0 && kLastStrip + kMost < kInH;

@@ -23,3 +23,7 @@
 #define DILATE_H 1
 #define DILATE_W 1
 #endif
+
+__host__ __device__ constexpr int divide_up(int count, int size) {
+    return count / size + (count % size != 0);
+}

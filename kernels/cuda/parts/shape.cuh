@@ -14,7 +14,3 @@ constexpr unsigned kImage = CHANNELS * kPlane;    // elements of one image of x
 #define OUT_IMAGE (FILTERS * kOutPlane)
 #endif
 constexpr unsigned kOutImage = OUT_IMAGE;  // elements of y between images
-
-__host__ __device__ constexpr int divide_up(int count, int size) {
-    return count / size + (count % size != 0);
-}

@@ -167,37 +167,24 @@ def _defines(problem: ConvProblem, layout: Tile, accumulate: bool, bias: bool = 
     )
 
 
+_ENTRIES = (
+    ("", "every convolution and type: an implicit matrix product for each group", Forward(), 15),
+    ("_backward_data", "the gradient for x of every convolution and type", BackwardData(), 14),
+    ("_backward_weight", "the gradient for w of every convolution and type", BackwardWeight(), 15),
+)
+_STRICT = (
+    ("", 'general with sums in float64: what precision="strict" takes', Forward(8), 18),
+    ("_backward_data", "the gradient for x like that", BackwardData(8), 18),
+    ("_backward_weight", "the gradient for w like that", BackwardWeight(8), 19),
+)
 _entry = functools.partial(entry, source="general/{}.cu")
-_strict = functools.partial(_entry, precision="strict", macros=(("TOTAL", "double"),))
+_strict = functools.partial(_entry, precision="strict")
+_BIAS = "the gradient for the bias of every convolution and type"
 KERNELS = (
-    _entry(
-        "general",
-        "every convolution and type: an implicit matrix product for each group",
-        *(Forward(), 15),
-    ),
-    _entry(
-        "general_backward_data",
-        "the gradient for x of every convolution and type",
-        *(BackwardData(), 14),
-    ),
-    _entry(
-        "general_backward_weight",
-        "the gradient for w of every convolution and type",
-        *(BackwardWeight(), 15),
-    ),
-    _entry(
-        "general_backward_bias",
-        "the gradient for the bias of every convolution and type",
-        *(BackwardBias(), 16),
-        precision="strict",
-    ),
-    _strict(
-        "general_strict",
-        'general with sums in float64: what precision="strict" takes',
-        *(Forward(8), 18),
-    ),
-    _strict("general_strict_backward_data", "the gradient for x like that", BackwardData(8), 18),
-    _strict(
-        "general_strict_backward_weight", "the gradient for w like that", BackwardWeight(8), 19
+    *(_entry("general" + end, about, family, rank) for end, about, family, rank in _ENTRIES),
+    _strict("general_backward_bias", _BIAS, BackwardBias(), 16),
+    *(
+        _strict("general_strict" + end, about, family, rank, macros=(("TOTAL", "double"),))
+        for end, about, family, rank in _STRICT
     ),
 )
