@@ -66,8 +66,7 @@ CHOICES = """
   implicit_gemm_prepacked b64,c64,h56,w56,m64,k3,p1x1 b32,c512,h7,w7,m512,k3,p1x1
     b32,c128,h56,w56,m128,k3,s2x2,p1x1
     b32,c3,h224,w224,m64,k7,s2x2,p3x3 b32,c8,h224,w224,m64,k3,p1x1
-  implicit_gemm_fused b1,c256,h56,w56,m128,k1 b32,c128,h56,w56,m128,k1
-    b1,c266,h2,w79,m146,k11,p15x0,d3 b32,c512,h28,w28,m1,k3,p1
+  implicit_gemm_fused b1,c256,h56,w56,m128,k1 b32,c128,h56,w56,m128,k1 b32,c512,h28,w28,m1,k3,p1
   pointwise_simt b32,c256,h56,w56,m64,k1
   depthwise b32,c32,h112,w112,m32,k3,p1x1,g32 b1,c144,h56,w56,m144,k3,s2x2,p1x1,g144,bias
     b256,c960,h7,w7,m960,k3,p1x1,g960 b2,c6,h30,w31,m6,k7x5,s3x1,p3x2,d2x2,g6
