@@ -118,7 +118,7 @@ def test_each_gpu_begins_its_part_while_images_arrive(mx, several, monkeypatch):
     begun = {each: [] for each in machines}
 
     def launch_early(self, lane, weights, first):
-        begun[self._machine].append(first)
+        begun[self.machine].append(first)
         given(self, lane, weights, first)
 
     given = Program.launch_early
