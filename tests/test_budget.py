@@ -7,7 +7,7 @@ import pytest
 from places import ROOT
 
 # Raise a number if needed, and give the reason in the commit.
-MOST_LINES = {"ece408_op, kernels and scripts": 77_855, "tests": 35_890}
+MOST_LINES = {"ece408_op, kernels and scripts": 77_090, "tests": 35_870}
 MOST_LINES_OF_A_FILE, MOST_BYTES_OF_A_RESULT = 700, 60_000
 # Longer for now.
 LONG = {"tests/helpers/random_graphs.py"}
