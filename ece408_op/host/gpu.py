@@ -6,7 +6,9 @@ import contextlib
 import ctypes
 import functools
 import importlib.util
+import math
 import os
+import re
 import shutil
 import threading
 from collections.abc import Iterator, Sequence
@@ -22,6 +24,8 @@ _CAPABILITY_MINOR = 76
 # The oldest architecture of the compiled CUDA kernels.
 OLDEST_CAPABILITY = (7, 5)
 OLDEST_CUDA = 12
+# Folders of wheels since CUDA 13, by major version.
+_WHEELS = re.compile(r"cu[0-9]+")
 _USUAL_HOME = Path("/usr/local/cuda")
 
 
@@ -147,14 +151,20 @@ def require_our_kernels(devices: Sequence[int]) -> None:
 
 
 def find_nvcc() -> Path | None:
-    """Return CUDA's compiler: from PATH, CUDA_HOME, its usual folder or pip's wheels.
+    """Return CUDA's compiler: from PATH, CUDA_HOME, its usual folder or pip's wheels, of these one
+    whose code the driver loads.
 
     `None` if none is found.
     """
     on_path = shutil.which("nvcc")
     if on_path:
         return Path(on_path)
-    paths = (home / "bin" / "nvcc" for home in _homes())
+    newest = _driver_major() or math.inf
+    paths = (
+        home / "bin" / "nvcc"
+        for home in _homes()
+        if not _WHEELS.fullmatch(home.name) or int(home.name[2:]) <= newest
+    )
     return next((path for path in paths if os.access(path, os.X_OK)), None)
 
 

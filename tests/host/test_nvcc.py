@@ -29,9 +29,11 @@ def wheels(tmp_path, monkeypatch):
 
 def test_each_place_in_its_turn(wheels, tmp_path, monkeypatch):
     assert gpu.find_nvcc() is None
-    _nvcc(wheels / "cu12")
-    newest = _nvcc(wheels / "cu13")
+    older, newest = _nvcc(wheels / "cu12"), _nvcc(wheels / "cu13")
+    monkeypatch.setattr(gpu, "_driver_major", lambda: None)
     assert gpu.find_nvcc() == newest
+    monkeypatch.setattr(gpu, "_driver_major", lambda: 12)
+    assert gpu.find_nvcc() == older
     usual = _nvcc(tmp_path / "usual")
     assert gpu.find_nvcc() == usual
     named = _nvcc(tmp_path / "named")
