@@ -8,12 +8,13 @@
 // 2. `multiply_tiles` multiplies rows (filters, or channels of dx) by positions of the grid. One
 //    thread issues bulk copies to shared memory; eight warps multiply (wgmma.cuh). Tensor cores
 //    truncate their accumulators, so the sums of each tap of DEPTH channels are added up in float32
-//    registers.
+//    registers; not those of halves, which are rounded by more.
 // 3. `add_up` adds the sums of blocks that divide the channels, in a fixed order.
 //
-// Each pixel has a power-of-two scale for DEPTH of its channels, and each row of weights has one
-// scale: they bring numbers into the range of fp16. A number that is not finite, or beyond 2^96 or
-// 2^-96, makes results NaN; elements that are not finite are recomputed by direct convolution.
+// Each pixel has a power-of-two scale for DEPTH of its channels, unless it is in halves, and each
+// row of weights has one scale: they bring numbers into the range of fp16. A number that is not
+// finite, or beyond 2^96 or 2^-96, makes results NaN; elements that are not finite are recomputed
+// by direct convolution.
 //
 // With a stride, x is packed as one grid for each remainder of rows and columns (a phase), and the
 // gradient for x is one product for each remainder (a job). With few channels, the remainders
@@ -45,8 +46,7 @@ constexpr int kTile = COLUMNS * (2 / ROW_GROUPS);  // positions
 constexpr int kSpan = kTile + HALO;                // and those that its taps read
 static_assert(HALO % 4 == 0 && DEPTH % 16 == 0);
 
-// Whether pixels have scales. Halves need none, and their sums stay in the tensor cores, which
-// truncate them by less than halves are rounded.
+// Whether pixels have scales, and sums go to registers.
 constexpr bool kScaled = PARTS == 2 || sizeof(X_TYPE) == sizeof(float);
 
 // A tile of weights for one tap: parts, units of 8 channels, rows.
