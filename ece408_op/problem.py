@@ -41,23 +41,24 @@ def check_precision(given: str | float, what: str = "precision") -> str:
     that the caller accepts, relative to the sum of its terms' magnitudes, return the lowest
     precision that keeps it. `what` is "precision" or "gradient precision". Raises `InvalidSetting`
     for other names and for numbers that no precision keeps."""
-    if given in PRECISIONS:
-        return str(given)
+    text = str(given).strip()
+    if text in PRECISIONS:
+        return text
     attribute = what.replace(" ", "_")
     ways = ["--precision"] if what == "precision" else []
     where = ", ".join([f"attribute {attribute}", *ways, f"ECE408_{attribute.upper()}"])
     try:
-        accepted = float(given)
+        accepted = float(text)
     except ValueError:
         raise InvalidSetting(
-            f"unknown {what} {given!r}; choose one of {', '.join(PRECISIONS)}, or the largest "
+            f"unknown {what} {text!r}; choose one of {', '.join(PRECISIONS)}, or the largest "
             f"error of an element, such as 1e-5 ({where})"
         ) from None
     for name, error in _LARGEST_ERRORS.items():
         if error <= accepted:
             return name
     least = min(_LARGEST_ERRORS.values())
-    raise InvalidSetting(f"no kernel keeps {what} {given}; accept errors of {least} ({where})")
+    raise InvalidSetting(f"no kernel keeps {what} {text}; accept errors of {least} ({where})")
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from ..errors import InvalidSetting, InvalidSize, WrongResult
 from ..operator.checkpoint import load_checkpoint
 from ..operator.net_comparison import compare_symbols
 from ..operator.swapping import save_swapped, swap_symbol
-from ..problem import PRECISIONS
+from ..problem import PRECISIONS, check_precision
 from . import arguments
 
 # Networks that sum in another order differ by less, in float32, and in float16 or TF32.
@@ -56,7 +56,8 @@ def _run(options: argparse.Namespace) -> None:
         found = compare_symbols(symbol, swapped, arg_params, aux_params, _images(options))
         print(f"before and after: {found}")
         is_half = any(each.dtype == np.float16 for each in arg_params.values())
-        exact = options.precision in (None, "float32") and not is_half
+        name = check_precision(options.precision or "float32")
+        exact = name in ("strict", "float32") and not is_half
         if not found.error <= (_SWAPPED_ERROR if exact else _SWAPPED_HALF_ERROR):
             raise WrongResult(
                 f"the swapped network differs by {found.error:.1e}; {options.out} is not written"

@@ -95,7 +95,7 @@ def run(options: argparse.Namespace) -> None:
     variables.set_environment()
     only = None if options.kernel is None else _file(options.kernel)
     named = options.precision or [settings.precision()]
-    precisions = [check_precision(name) for name in dict.fromkeys(named)]
+    precisions = list(dict.fromkeys(map(check_precision, named)))
     names = options.what or [course_terms.DEFAULT_TERM]
     problems = tune_targets.problems(names, options.batch_size, options.image)
     gpus = settings.devices()

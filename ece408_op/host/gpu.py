@@ -8,7 +8,6 @@ import functools
 import importlib.util
 import math
 import os
-import re
 import shutil
 import threading
 from collections.abc import Iterator, Sequence
@@ -24,8 +23,6 @@ _CAPABILITY_MINOR = 76
 # The oldest architecture of the compiled CUDA kernels.
 OLDEST_CAPABILITY = (7, 5)
 OLDEST_CUDA = 12
-# Folders of wheels since CUDA 13, by major version.
-_WHEELS = re.compile(r"cu[0-9]+")
 _USUAL_HOME = Path("/usr/local/cuda")
 
 
@@ -159,12 +156,7 @@ def find_nvcc() -> Path | None:
     on_path = shutil.which("nvcc")
     if on_path:
         return Path(on_path)
-    newest = _driver_major() or math.inf
-    paths = (
-        home / "bin" / "nvcc"
-        for home in _homes()
-        if not _WHEELS.fullmatch(home.name) or int(home.name[2:]) <= newest
-    )
+    paths = (home / "bin" / "nvcc" for home in _homes(_driver_major() or math.inf))
     return next((path for path in paths if os.access(path, os.X_OK)), None)
 
 
@@ -209,12 +201,14 @@ def _nvrtc_folders() -> Iterator[tuple[Path, Path]]:
         yield each / "cuda_nvrtc" / "lib", each / "cuda_runtime" / "include"
 
 
-def _homes() -> Iterator[Path]:
-    """Yield the folders that may have CUDA, the preferred ones first."""
+def _homes(newest: float = math.inf) -> Iterator[Path]:
+    """Yield the folders that may have CUDA, the preferred ones first; of wheels those up to a major
+    version."""
     named = os.environ.get("CUDA_HOME")
     yield from ([Path(named)] if named else [])
     yield _USUAL_HOME
-    yield from sorted((home for each in _nvidia() for home in each.glob("cu[0-9]*")), reverse=True)
+    wheels = (home for each in _nvidia() for home in each.glob("cu[0-9][0-9]"))
+    yield from sorted((home for home in wheels if int(home.name[2:]) <= newest), reverse=True)
 
 
 def _nvidia() -> list[Path]:

@@ -36,8 +36,8 @@ def test_each_place_in_its_turn(wheels, tmp_path, monkeypatch):
     assert gpu.find_nvcc() == older
     usual = _nvcc(tmp_path / "usual")
     assert gpu.find_nvcc() == usual
-    named = _nvcc(tmp_path / "named")
-    monkeypatch.setenv("CUDA_HOME", str(tmp_path / "named"))
+    named = _nvcc(tmp_path / "cu118")
+    monkeypatch.setenv("CUDA_HOME", str(tmp_path / "cu118"))
     assert gpu.find_nvcc() == named
     monkeypatch.setattr(gpu.shutil, "which", lambda name: "/on/the/path/nvcc")
     assert str(gpu.find_nvcc()) == "/on/the/path/nvcc"

@@ -16,6 +16,7 @@ import numpy as np
 from ... import settings
 from ...backends import kernel_file
 from ...errors import Ece408Error
+from ...problem import check_precision
 from .. import compiled_operator, networks, parts_at_work
 from ..parts_at_work import MOST_BYTES, Parts
 from . import compiled_graphs, graph_inference, graph_json, groups, guards, parts
@@ -299,7 +300,8 @@ def _why_not(node: Node, on: str, trains: bool) -> str | None:
             return f"backend={backend} is requested"
         if on == "cpu" and kernel_file.device_of(kernel):
             return f"kernel {kernel} is requested"
-        if attributes.get("precision") == "strict" != settings.precision():
+        precision = attributes.get("precision", "None")
+        if precision != "None" and check_precision(precision) == "strict" != settings.precision():
             return "precision=strict is requested"
     reason = network.why_not(node["op"], attributes)
     if reason or not trains:

@@ -117,7 +117,9 @@ def test_what_mxnet_computes_stays(mx):
     assert operators(both, data=(2, 8, 9, 7)) == ["ece408_part", "exp"]
 
 
-@pytest.mark.parametrize("own", [{"backend": "reference"}, {"precision": "strict"}])
+@pytest.mark.parametrize(
+    "own", [{"backend": "reference"}, {"precision": "strict"}, {"precision": 1e-6}]
+)
 def test_a_layer_with_requests_of_its_own_is_in_no_part(mx, own):
     y = _convolution(_convolution(_convolution(mx.sym.var("data")), "d", **own), "e")
     expected = ["ece408_convolution", "ece408_part", "ece408_part"]
