@@ -19,7 +19,7 @@ Pair = tuple[int, int]
 PRECISIONS = ("strict", "float32", "tf32", "float16")
 # The largest error of an element, relative to the sum of its terms' magnitudes: of "strict" for all
 # numbers, of the others for normal ones (docs/results/cuda_errors.md), rounded up.
-_LARGEST_ERRORS = {"float16": 1e-2, "tf32": 1e-3, "float32": 1e-5, "strict": 1e-6}
+LARGEST_ERRORS = {"float16": 1e-2, "tf32": 1e-3, "float32": 1e-5, "strict": 1e-6}
 ITEM_BYTES = {"float16": 2, "float32": 4, "float64": 8}
 # Limits of kernels/cpu/api/shape.h: MXNet's for one size, and address arithmetic's for an array.
 MOST_SIZE = 2**31 - 1
@@ -54,10 +54,10 @@ def check_precision(given: str | float, what: str = "precision") -> str:
             f"unknown {what} {text!r}; choose one of {', '.join(PRECISIONS)}, or the largest "
             f"error of an element, such as 1e-5 ({where})"
         ) from None
-    for name, error in _LARGEST_ERRORS.items():
+    for name, error in LARGEST_ERRORS.items():
         if error <= accepted:
             return name
-    least = min(_LARGEST_ERRORS.values())
+    least = min(LARGEST_ERRORS.values())
     raise InvalidSetting(f"no kernel keeps {what} {text}; accept errors of {least} ({where})")
 
 

@@ -11,11 +11,14 @@ from typing import Any, NoReturn
 
 from .. import settings
 from ..errors import InvalidSize
+from ..problem import PRECISIONS
 
 # argparse's message for an unknown word.
 _UNKNOWN = re.compile(r"argument (\S+): invalid choice: '(.*)' \(choose from (.*)\)")
 
 _FLAG = {"action": "store_true"}
+# What helps say of a precision.
+PRECISION = f"{', '.join(PRECISIONS)}, or the largest error of an element"
 # Types of values by their names in `Parser.option`.
 _TYPES = {"N": int, "FILE": Path, "DIR": Path, "PREFIX": Path}
 

@@ -17,7 +17,6 @@ from ..course import (
     course_terms,
 )
 from ..errors import InvalidSize
-from ..problem import PRECISIONS
 from . import arguments
 from .program import EXIT_UNEXPECTED
 
@@ -60,7 +59,7 @@ def add(commands: Any) -> None:
     )
     parser.option(
         "--precision NAME",
-        f"minimum precision of our operator: {', '.join(PRECISIONS)} (default: "
+        f"minimum precision of our operator: {arguments.PRECISION} (default: "
         "ECE408_PRECISION, or float32)",
     )
     arguments.add_gpu(parser)

@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 from ..bench import shapes
-from ..problem import PRECISIONS
 from ..profile import occupancy
 from . import arguments, lab, lab_rank
 
@@ -140,7 +139,7 @@ def _add_time(actions: Any) -> None:
 def _add_precision(parser: arguments.Parser) -> None:
     parser.option(
         "--precision NAME",
-        f"required precision of a file: {', '.join(PRECISIONS)}, or an error (default: float32)",
+        f"required precision of a file: {arguments.PRECISION} (default: float32)",
         default="float32",
     )
 

@@ -14,7 +14,6 @@ from ..course import course_terms, milestone
 from ..course.milestone import MILESTONES, Milestone
 from ..host import gpu, run_time, this_python
 from ..operator import variables
-from ..problem import PRECISIONS
 from ..profile import convolution_times
 from . import arguments, profile_options, program
 
@@ -62,7 +61,7 @@ def _add_milestone(commands: Any, each: Milestone) -> None:
         )
         parser.option(
             "--precision NAME",
-            f"minimum precision of convolutions: {', '.join(PRECISIONS)}, or an error (default: "
+            f"minimum precision of convolutions: {arguments.PRECISION} (default: "
             "ECE408_PRECISION, or float32); lower ones are faster for CUDA kernels only",
         )
     if each.own_operator or each.on_gpu:

@@ -12,7 +12,7 @@ from ..errors import InvalidSetting, InvalidSize, WrongResult
 from ..operator.checkpoint import load_checkpoint
 from ..operator.net_comparison import compare_symbols
 from ..operator.swapping import save_swapped, swap_symbol
-from ..problem import PRECISIONS, check_precision
+from ..problem import check_precision
 from . import arguments
 
 # Networks that sum in another order differ by less, in float32, and in float16 or TF32.
@@ -34,8 +34,7 @@ def add(commands: Any) -> None:
     parser.option("--backend NAME", "backend of the swapped layers")
     parser.option(
         "--precision NAME",
-        f"their minimum precision: {', '.join(PRECISIONS)} (default: not written to "
-        "the checkpoint)",
+        f"their minimum precision: {arguments.PRECISION} (default: not written to the checkpoint)",
     )
     parser.option(
         "--verify",

@@ -63,7 +63,7 @@ def add(commands: Any) -> None:
     parser.option("--image CxHxW", "the images of a checkpoint, such as 3x224x224")
     parser.option(
         "--precision NAME",
-        f"minimum precision of kernels: {', '.join(PRECISIONS)} (may be repeated; "
+        f"minimum precision of kernels: {arguments.PRECISION} (may be repeated; "
         "default: ECE408_PRECISION, or float32)",
         action="append",
     )

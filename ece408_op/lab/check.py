@@ -34,7 +34,7 @@ from ..errors import (
     NoUsableGpu,
     UnsupportedProblem,
 )
-from ..problem import PRECISIONS, ConvProblem
+from ..problem import LARGEST_ERRORS, PRECISIONS, ConvProblem
 from . import patterns, sanitizer
 from .sanitizer import Finding, Sanitized
 from .session import CALL_SECONDS, Ended, Session
@@ -51,10 +51,9 @@ _LARGER = {"cuda": 100, "emulator": 20}
 _ODD_PROBLEMS = 16
 # Sums of integers up to this size are exact; half precision represents integers up to 2048.
 _LARGEST_INTEGER = {"strict": 8, "float32": 8, "tf32": 8, "float16": 1}
-# Maximum error of an element, relative to the sum of its products' magnitudes. For float32 it is
-# 1/100 of what TF32 or half precision can reach: these round factors to 2 ** -11, and half
-# precision rounds sums, too.
-LARGEST_ERROR = {"strict": 1e-6, "float32": 1e-5, "tf32": 2e-3, "float16": 1e-2}
+# Maximum error of an element, relative to the sum of its products' magnitudes. A file may truncate
+# factors to TF32, where our kernels round.
+LARGEST_ERROR = {**LARGEST_ERRORS, "tf32": 2e-3}
 # Images and filters are scaled by up to this power of ten.
 _MAGNITUDES = {"strict": 3.0, "float32": 3.0, "tf32": 3.0, "float16": 0.0}
 # Message of kernels/emulator before it gives up.

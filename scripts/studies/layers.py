@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import math
 import random
+import re
 from collections.abc import Iterator
 
 import numpy as np
@@ -15,7 +16,7 @@ from ece408_op.backends.cpu import native
 from ece408_op.bench import tune_targets
 from ece408_op.bench.cpu_timer import Sample, TorchPeer, elapsed_ms, interleaved, torch_contenders
 from ece408_op.bench.results import OURS, Row, summary
-from ece408_op.errors import InvalidProblem, UnsupportedProblem, WrongResult
+from ece408_op.errors import InvalidProblem, InvalidSetting, UnsupportedProblem, WrongResult
 from ece408_op.problem import ConvProblem
 
 from .bench_request import Request
@@ -43,18 +44,21 @@ def problems(request: Request) -> list[tuple[str, int, ConvProblem]]:
         if "," in case:
             texts[case] = None
             continue
-        named, *numbers = case.split(":")
-        drawn = _random(*map(int, numbers)) if named == "random" else None
-        for each in drawn or tune_targets.layers(case):
+        is_random = case.partition(":")[0] == "random"
+        for each in _random(case) if is_random else tune_targets.layers(case):
             alone = str(dataclasses.replace(each, batch=1, bias=False))
             texts[alone.partition(",")[2]] = None
     return [(t, n, ConvProblem.parse(f"b{n},{t}")) for n in request.batches for t in texts]
 
 
-def _random(seed: int, count: int) -> Iterator[ConvProblem]:
-    """Yield random layers of all kinds: kernels up to 15x15 and along one axis, groups, strides,
-    dilation. One image takes at most 2 MiB and a million to half a billion operations."""
-    rng = random.Random(seed)
+def _random(case: str) -> Iterator[ConvProblem]:
+    """Yield the random layers of random:SEED:COUNT, of all kinds: kernels up to 15x15 and along one
+    axis, groups, strides, dilation. One image takes at most 2 MiB and a million to half a billion
+    operations. Raises `InvalidSetting` for other text."""
+    given = re.fullmatch(r"random:(\d+):(\d+)", case)
+    if given is None:
+        raise InvalidSetting(f"{case!r} names no layers; write random:SEED:COUNT, two numbers")
+    rng, count = random.Random(int(given[1])), int(given[2])
 
     def between(least: int, most: int) -> int:
         return round(math.exp(rng.uniform(math.log(least), math.log(most))))

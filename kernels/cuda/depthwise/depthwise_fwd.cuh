@@ -81,8 +81,8 @@ __device__ __forceinline__ const float *taps_of(const float *w, unsigned group, 
 }
 
 // Copies the weights of a block's groups for planes `first` and later.
-__device__ __forceinline__ void copy_weights(Weights (*to)[kPlaneTaps], const float *w, unsigned group0,
-                                             int groups, int first) {
+__device__ __forceinline__ void copy_weights(Weights (*to)[kPlaneTaps], const float *w,
+                                             unsigned group0, int groups, int first) {
     constexpr int kOfPlane = kPlaneTaps * GROUP_OUT;
     for (int i = threadIdx.x; i < groups * HELD * kOfPlane; i += THREADS) {
         const unsigned group = (group0 + i / (HELD * kOfPlane)) % GROUPS;
@@ -234,7 +234,9 @@ __device__ __forceinline__ void gather(Y_TYPE *out, const X_TYPE *in, const floa
 #pragma unroll
                     for (int tap = 0; tap < kPlaneTaps; tap++) {
 #pragma unroll
-                        for (int o = 0; o < GROUP_OUT; o++) weights[tap].of[o] = of_plane[tap].of[o];
+                        for (int o = 0; o < GROUP_OUT; o++) {
+                            weights[tap].of[o] = of_plane[tap].of[o];
+                        }
                     }
                 }
                 const int run = i / kInOfRun, shift = misalignment(now + run * kInPlane);
